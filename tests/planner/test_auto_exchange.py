@@ -9,7 +9,9 @@ import pytest
 
 from modicum.core.errors import InputError
 from modicum.core.machine.links import MeasuredLink
+from modicum.core.ranks.ranks import Ranks
 from modicum.planner import planning
+from modicum.planner.choose import Room
 from modicum.planner.planning import plan
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import dump, parse
@@ -62,6 +64,22 @@ def test_without_a_link_or_with_one_rank_nothing_is_guessed(new, monkeypatch) ->
     assert comm is None
     assert "modicum bench link" in why
     assert chosen(new, ranks=1, among=LOSSY) == (None, "there is one rank, and nothing travels")
+
+
+def test_a_way_for_which_there_is_no_room_is_not_taken(new, monkeypatch) -> None:
+    at(monkeypatch, 1e4)
+    owes_nothing = lambda _, found: all("owed" not in e.what for e in found.ledger.entries)  # noqa: E731
+    monkeypatch.setattr(Room, "holds", owes_nothing)
+    comm, why = chosen(new, among=LOSSY)
+    assert comm is not None
+    assert comm["method"] == "dense_sums"
+    assert "acp_sgd" not in why
+
+
+def test_a_link_between_processors_says_nothing_of_accelerators(monkeypatch) -> None:
+    at(monkeypatch, 1e4)
+    assert planning._link(Ranks(), 2, None, "cpu") is not None
+    assert planning._link(Ranks(), 2, None, "cuda") is None
 
 
 def test_text_and_python_spell_it_alike(tmp_path: Path) -> None:

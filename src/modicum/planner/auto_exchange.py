@@ -49,12 +49,14 @@ def without_auto(asked: Question, section: Mapping[str, Any], live: Ranks) -> Qu
 def _chosen(asked: Question, section: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     if asked.ranks == 1:
         return None, "there is one rank, and nothing travels"
+    if asked.link is None and asked.device == "cuda":
+        return None, "links between accelerators are not measured"
     if asked.link is None:
         return None, "no link was measured, which modicum bench link does"
     made = asked.fitting(asked.recipe)
     if made is None:
         return None, "nothing fits, whatever travels"
-    ways = exchanges(asked, made, asked.link, (*EXACT, *listed(section)))
+    ways = exchanges(asked, made, asked.link, (*EXACT, *listed(section)), asked.room.holds)
     best = preferred(ways)
     return best["comm"], _why(best, ways)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from modicum.comm.base import MatrixMethod, Schedule
@@ -85,8 +85,11 @@ def exchanges(
     made: Prediction,
     link: MeasuredLink,
     candidates: Sequence[dict[str, Any] | None] = CANDIDATES,
+    holds: Callable[[Prediction], bool] | None = None,
 ) -> list[JsonObject]:
     """Each way that goes with the plan's layout, with its step, bytes, and where it pays.
+
+    With `holds` only ways whose prediction it is true of, and numbers as they are.
 
     `step_seconds` of an update, of them `waited_seconds` for the wire; `bytes` that a rank sends;
     `break_even`: the rate in bytes a second below which it is faster than numbers as they are, null
@@ -95,6 +98,8 @@ def exchanges(
     rate = asked.machine.flops * asked.record.efficiency_in(half=made.half)
     found: list[tuple[dict[str, Any] | None, WireQuery, int]] = []
     for fields, prediction, recipe in _tried(asked, made, candidates):
+        if fields is not None and holds is not None and not holds(prediction):
+            continue
         at = wire_query(recipe, prediction, asked.device, rate)
         found.append((fields, at, prediction.wire_bytes))
     plain = next((at for fields, at, _ in found if fields is None), None)
@@ -116,15 +121,29 @@ def exchanges(
     return rows
 
 
+def _with_own(
+    ways: Sequence[dict[str, Any] | None], own: dict[str, Any] | None
+) -> list[dict[str, Any] | None]:
+    """Ways with the recipe's own fields for its method, at its place, as they stand in an order.
+
+    >>> _with_own([None, {"method": "dear"}, {"method": "powersgd"}], {"method": "dear", "a": 1})
+    [None, {'method': 'dear', 'a': 1}, {'method': 'powersgd'}]
+    """
+    if own is None:
+        return list(ways)
+    names = [None if each is None else each["method"] for each in ways]
+    place = names.index(own["method"]) if own["method"] in names else len(ways)
+    others = [
+        each if name != own["method"] else None
+        for name, each in zip(names[place + 1 :], ways[place + 1 :], strict=True)
+    ]
+    return [*ways[:place], own, *filter(None, others)]
+
+
 def _tried(
     asked: ExchangeQuestion, made: Prediction, ways: Sequence[dict[str, Any] | None]
 ) -> Iterator[tuple[dict[str, Any] | None, Prediction, Recipe]]:
-    candidates = list(ways)
-    if asked.recipe.comm is not None:
-        method = asked.recipe.comm["method"]
-        candidates = [each for each in candidates if each is None or each["method"] != method]
-        candidates.append(asked.recipe.comm)
-    for fields in candidates:
+    for fields in _with_own(ways, asked.recipe.comm):
         recipe = asked.recipe.model_copy(update={"comm": fields})
         if fields is not None and fields != asked.recipe.comm:
             try:

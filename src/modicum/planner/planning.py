@@ -223,19 +223,24 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     question = Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        (*commit, *rows, *start), _link(live, count, machine),
+        (*commit, *rows, *start), _link(live, count, machine, device),
     )  # fmt: skip
     if section is not None and is_auto("comm", section):
         question = without_auto(question, section, live)
     return question
 
 
-def _link(live: Ranks, count: int, machine: Profile | None) -> MeasuredLink | None:
-    """The link that the ranks' calls are held by: between hosts where there are several."""
+def _link(live: Ranks, count: int, machine: Profile | None, device: str) -> MeasuredLink | None:
+    """The link that the ranks' calls are held by: between hosts where there are several.
+
+    What `modicum bench link` measures is gloo's, between processors.
+    """
     if count == 1:
         return None
     if machine is not None:
         return None if machine.link is None else MeasuredLink(0.0, machine.link, ranks=count)
+    if device != "cpu":
+        return None
     axis = NODE if live.size > live.local_size else LOCAL
     found = known_links().get(axis) if live.first else None
     said = live.broadcast(None if found is None else asdict(found))

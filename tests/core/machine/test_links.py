@@ -60,3 +60,12 @@ def test_what_is_kept_is_read_again_by_axis(
 def test_one_rank_alone_has_no_link() -> None:
     with pytest.raises(InputError, match="one rank alone has no link"):
         measure_links(Ranks())
+
+
+@pytest.mark.parametrize("held", ["null", "[1]", "5", '{"local": {"latency": 0, "rate": 1}}'])
+def test_a_file_of_something_else_holds_no_link(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "cache_folder", lambda: tmp_path)
+    links.links_file().write_text(held, encoding="utf-8")
+    assert known_links() == {}

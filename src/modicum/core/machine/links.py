@@ -86,9 +86,9 @@ def links_file() -> Path:
 def known_links() -> dict[str, MeasuredLink]:
     """The links by axis that were measured from here; none where the file is damaged, or none."""
     found: dict[str, MeasuredLink] = {}
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         for axis, raw in dict(json.loads(regular(links_file()).read_bytes())).items():
-            with suppress(ValueError, KeyError, TypeError):
+            with suppress(ValueError, KeyError, TypeError, OverflowError):
                 found[axis] = link_of(raw)
     return found
 
