@@ -126,8 +126,8 @@ def _with_own(
 ) -> list[dict[str, Any] | None]:
     """Ways with the recipe's own fields for its method, at its place, as they stand in an order.
 
-    >>> _with_own([None, {"method": "dear"}, {"method": "powersgd"}], {"method": "dear", "a": 1})
-    [None, {'method': 'dear', 'a': 1}, {'method': 'powersgd'}]
+    >>> _with_own([None, {"method": "a"}, {"method": "b"}], {"method": "a", "rank": 4})
+    [None, {'method': 'a', 'rank': 4}, {'method': 'b'}]
     """
     if own is None:
         return list(ways)
