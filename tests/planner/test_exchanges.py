@@ -14,7 +14,9 @@ from modicum.core.ranks.layout import Layout
 from modicum.planner import planning
 from modicum.planner.coding_time import coding_seconds
 from modicum.planner.planning import plan
+from modicum.planner.predict import Choice, predict
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
+from modicum.tasks import task_of
 
 SUMS = (Wire("all_reduce", 8_000_000, "replicate", 4),)
 LINK = MeasuredLink(0.001, 1e6)
@@ -106,6 +108,26 @@ def test_codes_take_time_of_a_step(new) -> None:
     coding = coding_seconds(coded.prediction.ledger.wire)
     assert coding > 0
     assert coded.seconds - dense.seconds == pytest.approx(coded.steps * coding)
+
+
+@pytest.mark.parametrize("strategy", ["zero", "fsdp"])
+def test_codes_between_hosts_are_those_of_hosts(new, monkeypatch, strategy: str) -> None:
+    recipe = new(parallel={"strategy": strategy}, comm={"method": "sdp4bit"})
+    config = task_of(recipe).look(recipe).config
+    choice = Choice(2, 1, recompute=False, layout=Layout.of(2, 2, copies=strategy == "zero"))
+
+    def sent() -> dict[str, int]:
+        wire = predict(recipe, config, choice).ledger.wire
+        coded = [each for each in wire if each.collective == "all_to_all"]
+        return {each.axis: each.bytes for each in coded}
+
+    near = sent()
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    far = sent()
+    assert (set(near), set(far)) == ({"local"}, {"node"})
+    assert far["node"] < 0.7 * near["local"]  # gradients of 4 bits, not of 8
 
 
 def test_codes_are_tried_where_ranks_share_the_optimizer_s_state(new, slow) -> None:

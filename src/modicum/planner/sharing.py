@@ -25,6 +25,7 @@ from modicum.core.contracts.ledger import (
     TrainedParameter,
 )
 from modicum.core.layers.saved_tensors import Shares
+from modicum.core.ranks.environment import ranks_on_a_host
 from modicum.core.ranks.exchange import ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixQuery
@@ -283,7 +284,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
             ledger,
             trained,
             ranks=layout.shards,
-            ranks_per_node=layout.shards,
+            ranks_per_node=min(ranks_on_a_host(layout.ranks), layout.shards),
             bucket_bytes=section.bucket,
             micro_batches=model.shape.micro_batches,
             slack=model.slack(),
@@ -312,7 +313,7 @@ def shared(model: Model, ledger: Ledger, parts: GatheredGroups, recipe: Recipe) 
         cut,
         parts,
         micro_batches=model.shape.micro_batches,
-        ranks_per_node=layout.shards,
+        ranks_per_node=min(ranks_on_a_host(layout.ranks), layout.shards),
         exchange=exchange,
     )
 

@@ -38,6 +38,15 @@ def local_rank_and_size(size: int, environment: Mapping[str, str] = os.environ) 
     return _number(environment, "LOCAL_RANK", below=local_size), local_size
 
 
+def ranks_on_a_host(size: int) -> int:
+    """How many of `size` ranks this host has; all of them where they do not run yet.
+
+    >>> ranks_on_a_host(4)
+    4
+    """
+    return local_rank_and_size(size)[1] if rank_and_size()[1] == size else size
+
+
 def meeting_place(environment: Mapping[str, str] = os.environ) -> str:
     """The address and port at which rank 0 waits for the others.
 
