@@ -377,6 +377,7 @@ def main() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)  # with more a forked process waits for ever in its first product
     traced_cache._traced_apart = trace_here
     columns = tuple(options.columns.split(","))
     known = results()
