@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from architectures_models import LARGE, MODELS, write_model
-from common import RESULTS, say, write_result
+from common import HERE, RESULTS, say, write_result
 
 import modicum
 from modicum.core.errors import ModicumError
@@ -31,6 +30,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import saving, traced_cache
 from modicum.planner.choose import COMPILE
+from modicum.proofs.ranks import RanksFailed, at_ranks
 from modicum.serve import load_run
 from modicum.trainer import continued, train
 
@@ -56,7 +56,9 @@ LORA: dict[str, Any] = {
     "training": {"steps": ADAPTED_STEPS, "learning_rate": 3e-2},
 }
 SETTINGS = {"steps": STEPS, "adapted_steps": ADAPTED_STEPS}
-SECONDS = 600
+SECONDS = 600  # of ranks
+ROW_SECONDS = 1800  # of a model
+RANK = "architectures:sharing"
 
 
 class NotSeen(AssertionError):
@@ -68,17 +70,23 @@ class Bench:
 
     Args:
         folder: where its files and runs are.
-        raw: its config.json.
     """
 
-    def __init__(self, folder: Path, raw: dict[str, Any]) -> None:
-        self.folder, self.base = folder, write_model(folder / "base", raw)
-        self.data = folder / "data.jsonl"
-        texts = [self._text(n) for n in range(300)]
-        self.data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        Tokenizer.train(iter(texts), 300).save(self.base)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.base, self.data = folder, folder / "base", folder / "data.jsonl"
 
-    def _text(self, n: int) -> str:
+    @classmethod
+    def made(cls, folder: Path, raw: dict[str, Any]) -> Bench:
+        """One whose files are written now, by its config.json."""
+        bench = cls(folder)
+        write_model(bench.base, raw)
+        texts = [cls._text(n) for n in range(300)]
+        bench.data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        Tokenizer.train(iter(texts), 300).save(bench.base)
+        return bench
+
+    @staticmethod
+    def _text(n: int) -> str:
         return " ".join(WORDS[(n * 7 + p * (n % 5 + 1)) % len(WORDS)] for p in range(3 + n % 9))
 
     def run(self, name: str, stop: int = 0, ranks: Ranks | None = None, **sections: Any) -> Path:
@@ -179,18 +187,12 @@ class Bench:
 
     def fsdp(self) -> None:
         """Two ranks that share the weights: the losses of one."""
-        at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        at["MASTER_PORT"] = str(free_port())
-
-        def rank(number: int) -> str:
-            os.environ |= at | {"RANK": str(number), "LOCAL_RANK": str(number)}
-            from modicum.core.ranks.ranks import joined
-
-            with joined() as ranks:
-                self.run("fsdp", ranks=ranks, parallel={"strategy": "fsdp"})
-            return ""
-
-        apart([partial(rank, number) for number in range(2)])
+        try:
+            refused = at_ranks(RANK, 2, {"folder": str(self.folder)}, seconds=SECONDS)[0]
+        except RanksFailed as error:
+            raise NotSeen(str(error).splitlines()[-1]) from None
+        if refused:
+            raise ModicumError(refused)
         near(self.folder / "fsdp", self.folder / "full")
 
     def compile(self) -> None:
@@ -234,13 +236,6 @@ NEEDS = {"resume": "train", "export": "train", "chat": "train", "merge": "lora",
 NEEDS |= {"compile": "train"}
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def losses(run: Path) -> list[float]:
     """Of each update."""
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -277,43 +272,34 @@ def close(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
         raise NotSeen(f"logits differ by {far:.2g} of the largest")
 
 
-def apart(work: list[Callable[[], Any]]) -> list[Any]:
-    """Do each in a process of its own, forked from this one; what they give.
+def apart(work: Callable[[], Any]) -> Any:
+    """Do it in a process of its own, forked from this one; what it gives.
 
     Raises:
-        ModicumError: one refuses.
-        NotSeen: one fails, or takes too long.
+        NotSeen: it fails, or takes too long.
     """
     context = multiprocessing.get_context("fork")
-    queue = context.Queue()
+    answers = context.SimpleQueue()
 
-    def one(number: int) -> None:
+    def one() -> None:
         try:
-            queue.put((number, "done", work[number]()))
-        except ModicumError as error:
-            queue.put((number, "refused", str(error)))
+            answers.put((work(), None))
         except BaseException as error:
-            queue.put((number, "failed", f"{type(error).__name__}: {error}"[:400]))
+            answers.put((None, f"{type(error).__name__}: {error}"[:400]))
 
-    processes = [context.Process(target=one, args=(number,)) for number in range(len(work))]
-    for process in processes:
-        process.start()
-    found: dict[int, Any] = {}
+    process = context.Process(target=one)
+    process.start()
     try:
-        for _ in processes:
-            number, how, said = queue.get(timeout=SECONDS)
-            if how == "refused":
-                raise ModicumError(said)
-            if how == "failed":
-                raise NotSeen(said)
-            found[number] = said
-    except multiprocessing.queues.Empty:  # type: ignore[attr-defined]
-        raise NotSeen(f"no answer within {SECONDS} s") from None
+        process.join(ROW_SECONDS)
+        if process.is_alive() or answers.empty():
+            raise NotSeen(f"no answer within {ROW_SECONDS} s, or it died: {process.exitcode}")
+        found, failed = answers.get()
     finally:
-        for process in processes:
-            process.terminate()
-            process.join()
-    return [found[number] for number in range(len(work))]
+        process.kill()
+        process.join()
+    if failed is not None:
+        raise NotSeen(failed)
+    return found
 
 
 def model_row(raw: dict[str, Any], columns: tuple[str, ...] = COLUMNS) -> dict[str, Any]:
@@ -321,7 +307,7 @@ def model_row(raw: dict[str, Any], columns: tuple[str, ...] = COLUMNS) -> dict[s
     folder = Path(tempfile.mkdtemp(prefix="modicum-architectures-"))
     row: dict[str, Any] = {}
     try:
-        bench = Bench(folder, raw)
+        bench = Bench.made(folder, raw)
         for column in columns:
             if (needed := NEEDS.get(column)) and row.get(needed) != "seen":
                 row[column] = f"not tried, as {needed} is not seen"
@@ -344,12 +330,22 @@ def large_row(raw: dict[str, Any]) -> dict[str, float]:
     """The forecast of a full training with tensors of more than 200 MB."""
     folder = Path(tempfile.mkdtemp(prefix="modicum-architectures-"))
     try:
-        bench = Bench(folder, raw)
+        bench = Bench.made(folder, raw)
         training = {"steps": 2, "batch_size": 4, "micro_batch_size": 4}
         bench.run("full", training=training, data={"sequence_length": 128})
         return bench.forecast()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def sharing(ranks: Ranks, folder: str) -> str:
+    """One rank's part of the column of FSDP2; with what it is refused, if so."""
+    traced_cache._traced_apart = trace_here
+    try:
+        Bench(Path(folder)).run("fsdp", ranks=ranks, parallel={"strategy": "fsdp"})
+    except ModicumError as error:
+        return str(error)
+    return ""
 
 
 def trace_here(request: Any, wanted: Any) -> dict[str, Any]:
@@ -377,18 +373,20 @@ def main() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # where ranks find this file
     torch.set_num_threads(1)  # with more a forked process waits for ever in its first product
     traced_cache._traced_apart = trace_here
     columns = tuple(options.columns.split(","))
     known = results()
     for name in options.only or MODELS:
-        [row] = apart([partial(model_row, MODELS[name], columns)])
+        row = apart(partial(model_row, MODELS[name], columns))
         row = {"model_type": MODELS[name]["model_type"], **row}
         say(f"{name}: {json.dumps(row)}")
         known["models"][name] = {**known["models"].get(name, {}), **row}
         write_result("architectures", ordered(known), SETTINGS)
     for name in [] if options.without_large else LARGE:
-        [known["large"][name]] = apart([partial(large_row, LARGE[name])])
+        known["large"][name] = apart(partial(large_row, LARGE[name]))
         say(f"{name}, large: {known['large'][name]}")
         write_result("architectures", ordered(known), SETTINGS)
 

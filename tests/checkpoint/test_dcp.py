@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import zipfile
@@ -118,6 +119,31 @@ def test_saving_again_replaces_the_folder(tmp_path):
     loaded = {"n": 0}
     dcp.load(loaded, checkpoint_id=tmp_path / "one", storage_reader=SafetensorsReader("elsewhere"))
     assert loaded == {"n": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_folder_that_was_making_room_when_its_process_died_is_put_back(tmp_path, monkeypatch):
+    folder, old = tmp_path / "one", tmp_path / ".one.old"
+    dcp.save({"n": 1}, storage_writer=SafetensorsWriter(folder))
+    folder.rename(old)
+    loaded = {"n": 0}
+    dcp.load(loaded, storage_reader=SafetensorsReader(folder))
+    assert (loaded, folder.exists(), old.exists()) == ({"n": 1}, True, False)
+    folder.rename(old)
+    replace = os.replace
+
+    def fails(source: Path, target: Path) -> None:
+        if target == folder:  # before the new one is in place
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fails)
+        with pytest.raises(CheckpointException, match="Input/output error"):
+            dcp.save({"n": 2}, storage_writer=SafetensorsWriter(folder))
+    assert SafetensorsReader(folder).values == {"n": 1}
+    dcp.save({"n": 2}, storage_writer=SafetensorsWriter(folder))
+    assert SafetensorsReader(folder).values == {"n": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 

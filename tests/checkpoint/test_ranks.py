@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import modicum.checkpoint.publishing
+import modicum.checkpoint.saving
 from modicum.checkpoint import CheckpointStore
 from modicum.checkpoint.dcp import SafetensorsReader, SafetensorsWriter
 from modicum.checkpoint.manifest import MANIFEST, tensor_file
@@ -265,6 +266,34 @@ def save_on_a_full_disk(ranks: Ranks, folder: Path, full: int) -> str:
 def test_a_disk_that_is_full_on_one_rank_is_told_on_all(pool, tmp_path, full):
     for message in pool.run(save_on_a_full_disk, tmp_path, full, ranks=3):
         assert "the disk is full" in message
+
+
+def save_where_no_report_has_room(ranks: Ranks, folder: Path) -> str:
+    store = CheckpointStore(folder, ranks=ranks)
+    report = modicum.checkpoint.saving.report
+
+    def no_room(part, rank, content):
+        if content["error"] is None:
+            assert (part / tensor_file(rank)).exists()
+            raise InputError("the disk is full")
+        assert not (part / tensor_file(rank)).exists()
+        report(part, rank, content)
+
+    modicum.checkpoint.saving.report = no_room  # which rank 0 does not write
+    try:
+        with pytest.raises(InputError) as caught:
+            store.save(1, {"m": {str(i): torch.ones(100) for i in range(8)}})
+    finally:
+        modicum.checkpoint.saving.report = report
+    ranks.broadcast(None)
+    assert list(folder.iterdir()) == []
+    return str(caught.value)
+
+
+@pytest.mark.ranks
+def test_a_rank_without_room_for_its_report_makes_some_and_ends_the_save(pool, tmp_path):
+    for message in pool.run(save_where_no_report_has_room, tmp_path, timeout=60):
+        assert message.endswith("the disk is full")
 
 
 def damaged(ranks: Ranks, folder: Path) -> tuple[int, list[str]]:

@@ -266,6 +266,15 @@ def test_a_checkpoint_that_was_making_room_when_its_process_died_is_put_back(tmp
     assert store.read(5).step == 5
 
 
+def test_it_is_put_back_before_the_newest_is_looked_for(tmp_path):
+    store = saved(tmp_path, [5, 10])
+    (tmp_path / "step-00000010").rename(tmp_path / ".step-00000010.old")
+    (tmp_path / ".step-00000015.0a1b.part").mkdir()  # of a save that may be under way
+    assert store.newest().step == 10
+    assert store.steps() == [5, 10]
+    assert (tmp_path / ".step-00000015.0a1b.part").exists()
+
+
 def test_a_step_saved_again_replaces_the_first(tmp_path):
     store = saved(tmp_path, [5], asynchronous=True)
     store.save(5, state(6))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import FormPlan
-from modicum.core.plain_values import as_plain, from_plain
+from modicum.core.plain_values import as_plain, finite, from_plain
 from modicum.models.config import ModelConfig
 from modicum.models.convnet import ConvNetConfig
 
@@ -33,6 +33,11 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def test_what_is_not_finite_is_none_wherever_it_is() -> None:
+    value = {"a": [float("inf"), 1], "b": {"c": (float("nan"), 0.5)}, "d": "nan"}
+    assert finite(value) == {"a": [None, 1], "b": {"c": [None, 0.5]}, "d": "nan"}
 
 
 @given(VALUES)

@@ -117,6 +117,17 @@ def test_an_update_that_will_be_skipped_changes_no_factor(bad: str) -> None:
     assert not all(torch.equal(v, held[name]) for name, v in runtime.factors.state_dict().items())
 
 
+def test_what_passes_added_up_that_led_to_no_update_is_forgotten() -> None:
+    model = network()
+    runtime = bound(model)
+    model(images()).square().sum().backward()
+    assert runtime.vectors.sums.any()
+    runtime.before_update(1)
+    assert not runtime.vectors.sums.any()
+    runtime.end("there is nothing left to forget")
+    runtime.before_update(2)
+
+
 def test_refreshes_are_in_the_warm_up_and_every_fourth_update() -> None:
     model = nn.Linear(3, 2).double()
     runtime, changed = bound(model, every=4, warm_up=2, factors="full"), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from modicum.core.machine.links import MeasuredLink
 from modicum.core.ranks.layout import Layout
 from modicum.planner import planning
 from modicum.planner.coding_time import coding_seconds
+from modicum.planner.exchanges import wire_query
 from modicum.planner.planning import plan
 from modicum.planner.predict import Choice, predict
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
@@ -42,8 +44,60 @@ def test_weights_are_waited_for_unless_they_are_deferred() -> None:
     assert wire_time(at, link).waited == pytest.approx(0.5 + 3.0)
     assert wire_time(replace(at, deferred=True), link).waited == pytest.approx(0.5)
     cut = replace(at, layout=Layout.of(2, 2))
-    assert wire_time(cut, link).waited == pytest.approx(4.0)
     assert wire_time(replace(cut, device="cuda"), link).waited == 0.0
+
+
+# Of three blocks: each is gathered twice, and the rest once; each has its sum, and the rest too.
+BLOCKS = (Wire("all_gather", 7_000_000, "shard", 7), Wire("reduce_scatter", 4_000_000, "shard", 4))
+
+
+def test_calls_of_fsdp_travel_while_blocks_compute() -> None:
+    link = MeasuredLink(0.0, 1e6)
+    at = WireQuery(BLOCKS, Layout.of(2, 2), compute=0.0)
+    assert wire_time(at, link).waited == pytest.approx(11.0)
+    # 3.5 calls go along with the forward pass, 7.5 with the backward pass; one stands alone.
+    computes = wire_time(replace(at, compute=300.0), link)
+    assert computes.waited == pytest.approx(3.5 / 3.5 + 7.5 / 7.5)
+    link_decides = replace(at, compute=3.0)
+    assert wire_time(link_decides, link).waited == pytest.approx(11.0 + 1 / 3.5 + 2 / 7.5 - 3.0)
+    often = replace(at, compute=600.0, micro_batches=2)
+    wires = tuple(replace(wire, bytes=2 * wire.bytes, count=2 * wire.count) for wire in BLOCKS)
+    assert wire_time(replace(often, wires=wires), link).waited == pytest.approx(4.0)
+    once = (replace(BLOCKS[0], bytes=4_000_000, count=4), BLOCKS[1])
+    kept = replace(at, wires=once, compute=300.0, gathered=1)
+    assert wire_time(kept, link).waited == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("waits", "waited"), [("gathers", 7 + 1), ("sums", 4 + 2)])
+def test_what_fsdp_waits_for_at_once_hides_behind_nothing(waits: Any, waited: float) -> None:
+    at = WireQuery(BLOCKS, Layout.of(2, 2), compute=300.0, waits=[waits])
+    assert wire_time(at, MeasuredLink(0.0, 1e6)).waited == pytest.approx(waited)
+
+
+def test_calls_within_a_host_go_by_the_link_that_is_there() -> None:
+    wires = (Wire("reduce_scatter", 6_000_000, "shard", 2), Wire("all_reduce", 10, "replicate", 2))
+    near, layout = MeasuredLink(0.01, 6e6), Layout.of(6, 3)
+    far = MeasuredLink(1.0, 1.0, within=near)
+    at = WireQuery(wires, layout, compute=0.0, on_a_host=3)
+    between = 10 + 2 * 2 * 1.0
+    assert wire_time(at, far).busy == pytest.approx(1 + 2 * 2 * 0.01 + between)
+    apart = replace(at, on_a_host=2)  # a host has fewer ranks than a copy of the weights
+    assert wire_time(apart, far).busy == pytest.approx(6e6 + 2 * 2 * 1.0 + between)
+    alone = replace(far, within=None)
+    assert wire_time(at, alone).busy == pytest.approx(6e6 + 2 * 2 * 1.0 + between)
+
+
+@pytest.mark.parametrize(
+    ("comm", "shard", "waits"),
+    [(None, 2, []), ("dense_sums", 2, []), ("sdp4bit", 2, ["gathers"]), (None, 1, ["sums"])],
+)
+def test_a_plan_knows_what_fsdp_waits_for(new, comm, shard: int, waits: list[str]) -> None:
+    more = {} if comm is None else {"comm": {"method": comm}}
+    recipe = new(parallel={"strategy": "fsdp", "reshard_after_forward": False}, **more)
+    layout = Layout(replicas=3 - shard, shards=2)
+    made = predict(recipe, task_of(recipe).look(recipe).config, Choice(2, 1, False, layout))
+    at = wire_query(recipe, made, "cpu", 1e9)
+    assert (at.waits, at.gathered) == (waits, 1)
 
 
 def test_moving_bytes_takes_the_processor_that_computes() -> None:

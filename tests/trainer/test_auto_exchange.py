@@ -35,7 +35,12 @@ def recipe_of(data: Path) -> dict[str, Any]:
 
 
 def trains(
-    ranks: Ranks, values: dict[str, Any], folder: Path, rate: float, stop: int | None = None
+    ranks: Ranks,
+    values: dict[str, Any],
+    folder: Path,
+    rate: float,
+    stop: int | None = None,
+    restart: bool = False,
 ) -> str:
     link = MeasuredLink(1e-5, rate, 0.0, 2, "now")
 
@@ -45,8 +50,8 @@ def trains(
 
     try:
         with patch.object(planning, "known_links", lambda: {"local": link}):
-            made = continued(Recipe(**values), folder, ranks=ranks)
-        train(made, folder, ranks=ranks, listener=listener)
+            made = continued(Recipe(**values), folder, ranks=ranks, restart=restart)
+        train(made, folder, ranks=ranks, listener=listener, restart=restart)
     except ModicumError as error:
         return f"{error.exit_code}"
     return str((made.recipe.comm or {}).get("method"))
@@ -66,3 +71,6 @@ def test_the_choice_is_kept_when_the_run_resumes(
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == list(range(1, 7))
+    anew = pool.run(trains, values, folder, 1e12, None, True, ranks=2)
+    assert anew[0] == anew[1] != "acp_sgd", "begun anew, it chooses by the link that there is now"
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"

@@ -22,6 +22,7 @@ from modicum.recipe import Recipe
 from modicum.recipe.sections import EvaluationSection
 from modicum.trainer import continued, train
 from modicum.trainer.best import Best, best_of
+from modicum.trainer.evaluate import evaluate
 
 # So high a learning rate that validation soon gets worse.
 JUDGED = {"every": 2, "rows": 8, "keep_best": True, "patience": 2}
@@ -87,6 +88,17 @@ def test_a_held_checkpoint_stays_until_its_successor_is_in_place(tmp_path: Path)
     assert later.steps() == [3, 5]
 
 
+def test_a_checkpoint_that_is_there_already_is_held_without_the_one_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.hold(1)
+    store.save(1, {"model": {}})
+    store.save(2, {"model": {}})
+    store.hold(2)
+    assert store.steps() == [1, 2]
+    store.save(3, {"model": {}})
+    assert store.steps() == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("evaluation", "said"),
     [
@@ -148,10 +160,14 @@ def test_a_task_s_metric_decides(dataset: Path, stopped: Path, tmp_path: Path) -
 
 
 @pytest.mark.expensive
-@pytest.mark.parametrize("moment", [("evaluation", 3), ("step", 5), ("stopping", 1)])
+@pytest.mark.parametrize(
+    "moment", [("evaluation", 3), ("step", 5), ("step", "best"), ("stopping", 1)]
+)
 def test_interrupted_it_stops_at_the_same_step(
-    dataset: Path, stopped: Path, tmp_path: Path, moment: tuple[str, int]
+    dataset: Path, stopped: Path, tmp_path: Path, moment: tuple[str, int | str]
 ) -> None:
+    if moment == ("step", "best"):  # the next process is the one that evaluates it
+        moment = "step", json.loads((stopped / "run.json").read_text())["best"]["step"]
     seen = []
 
     def listener(event: dict[str, Any]) -> None:
@@ -169,6 +185,29 @@ def test_interrupted_it_stops_at_the_same_step(
     assert outcome(folder) == outcome(stopped)
     steps = [CheckpointStore(each / "checkpoints").steps() for each in (folder, stopped)]
     assert steps[0] == steps[1]
+
+
+def test_a_fork_that_only_gets_worse_exports_where_it_began(
+    dataset: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def worse(*given: Any, **named: Any) -> dict[str, Any]:
+        seen.append(float(len(seen)))
+        return evaluate(*given, **named) | {"loss": seen[-1]}
+
+    monkeypatch.setattr("modicum.trainer.looking.evaluate", worse)
+    values = full(
+        dataset,
+        training={"steps": 40},
+        evaluation=JUDGED,
+        checkpoint={"every": 1, "keep": 1},
+    )
+    record = run(values, tmp_path / "fork", fork=finished)
+    assert record["best"] == {"step": 20, "metric": "loss", "value": 0.0}
+    assert record["stopped_early"] == 24
+    assert CheckpointStore(tmp_path / "fork" / "checkpoints").steps() == [20, 24]
+    assert outcome(tmp_path / "fork")["weights"] == outcome(finished)["weights"]
 
 
 def trains(ranks: Ranks, values: dict[str, Any], folder: Path) -> tuple[int, int]:

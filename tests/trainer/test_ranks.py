@@ -203,3 +203,24 @@ def test_a_rank_that_differs_is_refused(
     pool.close()  # these ranks are no longer what they were
     assert all(text.startswith(f"2: {difference}") for text in ended), ended
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def on_own_disks(ranks: Ranks, values: dict[str, Any], folder: Path) -> str:
+    """Train as a rank, each of which has a folder of its own."""
+    from modicum.trainer import rank_agreement
+
+    before, rank_agreement.SEEN_SECONDS = rank_agreement.SEEN_SECONDS, 0.2
+    try:
+        return trains(ranks, values, folder / str(ranks.rank))
+    finally:
+        rank_agreement.SEEN_SECONDS = before
+
+
+def test_a_rank_that_does_not_see_the_folder_is_refused_at_once(
+    pool: Pool, questions: Path, tmp_path: Path
+) -> None:
+    ended = pool.run(on_own_disks, recipe_of(questions), tmp_path)
+    said = "rank 1 does not see this folder of rank 0; give --out one that all ranks see"
+    assert all(text.startswith("2: ") and said in text for text in ended), ended
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert [path.name for path in (tmp_path / "0").iterdir()] == ["lock"]

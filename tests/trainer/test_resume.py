@@ -17,10 +17,13 @@ from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 
 import modicum
 from modicum.checkpoint import CheckpointStore
+from modicum.core.contracts.hooks_in_order import RunHooks
 from modicum.core.errors import InputError, Interrupted
+from modicum.core.files import remove
 from modicum.recipe_yaml import load
 from modicum.serve import load_run
 from modicum.trainer import continued
+from modicum.trainer.folder import RunFolder
 
 # What happens, and the how-maniest time: the kill comes then.
 MOMENTS = {
@@ -157,6 +160,27 @@ def test_asked_to_stop_in_the_middle_of_an_accumulation(
     assert len(rows(folder)) == 6
     run(values, folder)
     assert outcome(folder) == outcome(finished if kind == "full" else finished_lora)
+
+
+def test_memory_that_runs_out_when_weights_are_new_makes_no_update_twice(
+    dataset, finished, tmp_path, monkeypatch
+):
+    values, folder = full(dataset), tmp_path / "run"
+    after_optimizer = RunHooks.after_optimizer
+
+    def runs_out(hooks: RunHooks, step: int, optimizer: object) -> None:
+        after_optimizer(hooks, step, optimizer)
+        if step == 7:
+            raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunHooks, "after_optimizer", runs_out)
+        with pytest.raises(Interrupted, match="memory ran out when an update was half made"):
+            run(values, folder)
+    assert [row["step"] for row in rows(folder)] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    run(values, folder)
+    assert outcome(folder) == outcome(finished)
 
 
 def test_an_evaluation_that_was_not_come_to_is_made_up_for(dataset, finished, tmp_path):
@@ -419,6 +443,27 @@ def test_a_restart_begins_anew_and_says_what_it_replaces(dataset, finished, tmp_
     assert [row["step"] for row in rows(folder)] == [1]
     assert not (folder / "model").exists()
     run(values, folder)
+    assert outcome(folder) == outcome(finished)
+
+
+def test_a_restart_that_is_killed_leaves_a_run_that_has_not_finished(
+    dataset, finished, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+
+    def killed(path: Path) -> None:
+        remove(path)
+        if path.name == "checkpoints":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("modicum.trainer.folder.remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder(folder).clear()
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["status"], record["outputs"]) == ("interrupted", {})
+    assert run(full(dataset), folder)["status"] == "finished"
     assert outcome(folder) == outcome(finished)
 
 

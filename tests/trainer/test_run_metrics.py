@@ -25,6 +25,7 @@ from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
 from modicum.models.huggingface import load
 from modicum.trainer import evaluate_run
+from modicum.trainer.evaluate import evaluate
 
 PARTS = {"test_fraction": 0.2, "validation_fraction": 0.1}
 
@@ -86,6 +87,29 @@ def test_a_finished_run_is_evaluated_as_it_was_while_it_trained(calm: Path) -> N
     assert held.pop("rows") > 8
     assert held == {name: last[name] for name in held}
     assert held["loss"] != found["loss"]
+
+
+def test_a_metric_that_is_no_number_is_none_in_strict_json(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluates(*given: Any, **named: Any) -> dict[str, Any]:
+        strange = {"loss": float("nan"), "perplexity": float("inf"), "by": [{"x": float("-inf")}]}
+        return evaluate(*given, **named) | strange
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is in a file")
+
+    monkeypatch.setattr("modicum.trainer.looking.evaluate", evaluates)
+    folder, told = tmp_path / "run", list[dict[str, Any]]()
+    run(with_test(dataset, training={"steps": 2}), folder, listener=told.append)
+    for line in (folder / "evaluations.jsonl").read_text().splitlines():
+        row = json.loads(line, parse_constant=refuse)
+        assert (row["loss"], row["perplexity"], row["by"]) == (None, None, [{"x": None}])
+        assert 0 <= row["token_accuracy"] <= 1
+    final = json.loads((folder / "run.json").read_text(), parse_constant=refuse)["final"]
+    assert (final["validation_loss"], final["test"]["loss"]) == (None, None)
+    seen = [event for event in told if event["event"] in ("evaluation", "test")]
+    assert [event["loss"] for event in seen] == [None] * 3
 
 
 @pytest.mark.expensive

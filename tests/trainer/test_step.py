@@ -9,7 +9,7 @@ import torch
 
 from modicum.core.contracts.parameters import optimizer_groups
 from modicum.core.contracts.run_hooks import ExtraLoss, RunHook
-from modicum.core.contracts.step import StandardStep, StepContext
+from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext
 from modicum.core.errors import InputError
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
@@ -191,6 +191,48 @@ def test_a_pass_that_runs_again_is_told_so(kind):
     again = "recompute" if kind == "train" else "rehearse"
     each = [("enter", again), ("leave", again)]
     assert calls == [("enter", kind), ("leave", kind), *each * len(list(net.blocks))]
+
+
+class OutOfMemory(RunHook):
+    """Has no memory for the gradients."""
+
+    def after_backward(self):
+        raise MemoryError
+
+
+class LearningOutOfMemory(OutOfMemory):
+    """The same, with a state."""
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize(("hook", "half"), [(OutOfMemory, False), (LearningOutOfMemory, True)])
+def test_an_update_is_half_made_once_a_state_may_have_changed(hook, half):
+    step = program(model())
+    step.hooks.add("hook", hook())
+    with pytest.raises(MemoryError):
+        update(step, [batch()])
+    assert step.updating is half
+
+
+class WhenNew(RunHook):
+    """Notes whether an update is half made when weights are new."""
+
+    def __init__(self, program: StandardStep) -> None:
+        self.program, self.seen = program, []
+
+    def after_optimizer(self, step, optimizer):
+        self.seen.append(self.program.updating)
+
+
+@pytest.mark.parametrize("kind", [StandardStep, InBackwardStep])
+def test_an_update_is_half_made_until_the_last_hook_has_seen_it(kind):
+    plain = program(model())
+    step = kind(plain.context, plain.optimizer)
+    step.hooks.add("notes", notes := WhenNew(step))
+    update(step, [batch()])
+    assert (notes.seen, step.updating) == ([True], False)
 
 
 class Decay(RunHook):

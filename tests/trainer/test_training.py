@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from tests.trainer.conftest import full, lora, losses, outcome, rows, run
 
 import modicum
-from modicum.core.errors import InputError
+from modicum.core.errors import InputError, Interrupted
 from modicum.data.packed_examples import PackedExamples
 from modicum.data.parts import Draw
 from modicum.data.sampler import Sampler
@@ -240,6 +242,24 @@ def test_a_run_that_diverges_stops_with_its_checkpoints_intact(
     resumed = run(values, folder)
     assert (resumed["status"], resumed["error"], resumed["failed_by"]) == ("finished", None, None)
     assert losses(folder)[:12] == losses(finished)[:12]
+
+
+def test_updates_that_were_skipped_before_a_stop_count_in_a_row(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("modicum.tasks.CausalLM", Diverging)
+    monkeypatch.setattr(Diverging, "calls", [])
+    monkeypatch.setattr(Diverging, "bad", range(13, 100))
+    values, folder = full(dataset), tmp_path / "run"
+
+    def stops(told: dict) -> None:
+        if told["event"] == "step" and told["step"] == 14:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        run(values, folder, listener=stops)
+    assert [row["step"] for row in rows(folder) if row.get("skipped")] == [13, 14]
+    monkeypatch.setattr(Diverging, "bad", range(100))
+    with pytest.raises(InputError, match=r"training diverged: 4 updates in a row.*step 16"):
+        run(values, folder)
 
 
 def test_the_order_of_rows_is_known_by_data_and_seed(dataset, finished, tmp_path):

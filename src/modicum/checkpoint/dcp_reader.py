@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from modicum.checkpoint.manifest import check_files, pieces_of, read_manifest
+from modicum.checkpoint.publishing import put_back
 from modicum.checkpoint.tensor_file import read_into
 from modicum.checkpoint.tensor_slices import DTYPES
 
@@ -81,6 +82,7 @@ class SafetensorsReader(StorageReader):
     def _open(self) -> None:
         if self._content:
             return
+        put_back(self.path)
         content = read_manifest(self.path)
         if self.check:
             check_files(self.path, content)

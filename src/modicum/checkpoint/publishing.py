@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,41 @@ def part_folder(target: Path, nonce: str) -> Path:
 
 def sweep(folder: Path) -> None:
     """Remove what processes left that died while they saved, and put back what they moved away."""
-    for old in folder.glob(".step-*.old"):
-        target = folder / old.name.removeprefix(".").removesuffix(".old")
+    for target in put_all_back(folder):
         if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(old, target)
+            shutil.rmtree(_old(target), ignore_errors=True)
     for left in folder.glob(".step-*.part"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def put_all_back(folder: Path) -> list[Path]:
+    """Put back each checkpoint of a run that made room for a successor which never came.
+
+    Returns:
+        The places of all that made room, also of those whose successor did come.
+    """
+    places = [
+        folder / old.name.removeprefix(".").removesuffix(".old")
+        for old in folder.glob(".step-*.old")
+    ]
+    for place in places:
+        put_back(place)
+    return places
+
+
+def put_back(target: Path) -> None:
+    """Put a checkpoint back that made room for a successor which never came.
+
+    Where nothing can be written it stays where it is.
+    """
+    old = _old(target)
+    with suppress(OSError):  # also where another rank has just done it
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+
+
+def _old(target: Path) -> Path:
+    return target.parent / f".{target.name}.old"
 
 
 def write_part(
@@ -62,18 +90,23 @@ def write_part(
 
 
 def report(part: Path, rank: int, content: Mapping[str, Any]) -> None:
-    """Tell rank 0 that this rank has done its part, or what is in the way."""
+    """Tell rank 0 that this rank has done its part, or what is in the way.
+
+    Raises:
+        InputError: the disk is full or cannot be written, and stays so.
+    """
     path = _report(part, rank)
-    for attempt in range(_TRIES):
-        try:
-            part.mkdir(parents=True, exist_ok=True)
-            path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
-            os.replace(path.with_suffix(".new"), path)
-            return
-        except OSError:
-            if attempt == _TRIES - 1:
-                raise
-            time.sleep(_POLL_SECONDS)
+    with disk_errors(part.parent):
+        for attempt in range(_TRIES):
+            try:
+                part.mkdir(parents=True, exist_ok=True)
+                path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
+                os.replace(path.with_suffix(".new"), path)
+                return
+            except OSError:
+                if attempt == _TRIES - 1:
+                    raise
+                time.sleep(_POLL_SECONDS)
 
 
 def reports(part: Path, ranks: Iterable[int], given_up: Callable[[], bool]) -> list[dict[str, Any]]:
@@ -102,17 +135,18 @@ def publish(part: Path, target: Path, manifest: Mapping[str, Any], tensors: str)
     """Write the manifest, and make the hidden folder the checkpoint.
 
     A checkpoint that is there already makes room in the last moment. A process that dies in it
-    leaves the old one under a hidden name, and `sweep` puts it back.
+    leaves the old one under a hidden name, where it stays until the next one is in place, or
+    `put_back` puts it back.
 
     Raises:
         InputError: the disk is full or cannot be written.
     """
-    old = target.with_name(f".{target.name}.old")
+    old = _old(target)
     with disk_errors(part.parent):
         write_manifest(part / MANIFEST, manifest, tensors)
         sync(part)
-        shutil.rmtree(old, ignore_errors=True)
         if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
             os.replace(target, old)
         os.replace(part, target)
         sync(target.parent)

@@ -17,7 +17,7 @@ from typing import Any
 
 from modicum.checkpoint.loading import Checkpoint
 from modicum.checkpoint.manifest import Damaged
-from modicum.checkpoint.publishing import part_folder, sweep
+from modicum.checkpoint.publishing import part_folder, put_all_back, sweep
 from modicum.checkpoint.saving import Published, Snapshot, State, WritePlan, WriteWork
 from modicum.checkpoint.staging import Staging
 from modicum.checkpoint.tensor_file import chunks, streamed
@@ -178,9 +178,11 @@ class CheckpointStore:
     def hold(self, step: int | None) -> None:
         """Let the checkpoint of a step stay next to the newest, whether it is there yet or not.
 
-        The one that was held before goes when this one is in place.
+        The one that was held before goes when this one is in place, with the next save at the
+        earliest.
         """
-        self._held = (self._held[-1], step)
+        # One that is there already never comes into place again.
+        self._held = (step,) if step in self.steps() else (self._held[-1], step)
 
     def poll(self) -> list[Published]:
         """The checkpoints that came into place since this was last asked; reported on rank 0 alone.
@@ -266,6 +268,7 @@ class CheckpointStore:
         return found or Checkpoint.of(self.path(self.last), self.ranks, check=False)
 
     def _newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        put_all_back(self.folder)
         found, damaged = None, []
         for step in reversed(self.steps()):
             try:

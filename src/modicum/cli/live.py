@@ -17,7 +17,7 @@ from modicum.cli.live_events import SETUP, EventListener
 from modicum.cli.live_words import EventRecord, Gauge
 from modicum.cli.plain_tables import plain
 from modicum.cli.tables import plan_tables, plan_title
-from modicum.report.numbers import finite
+from modicum.core.plain_values import finite
 from modicum.report.time_rows import in_words
 
 _LONGEST = 100  # characters of a phase's line

@@ -12,10 +12,11 @@ from typing import Any, TextIO
 
 from modicum.cli.length_rows import length_rows
 from modicum.cli.plain_tables import plain
+from modicum.core.plain_values import finite
 from modicum.core.units import format_bytes, format_duration
 from modicum.data.fitting import too_long_words
 from modicum.data.image_files import class_words
-from modicum.report.numbers import finite, number, percent, quantity, spent
+from modicum.report.numbers import number, percent, quantity, spent
 
 TableRow = Sequence[Any]
 

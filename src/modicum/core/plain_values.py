@@ -1,11 +1,13 @@
 """Values of dataclasses as JSON, and back: what one process tells another one that it started.
 
-Of a stranger's text nothing is made by this: it imports the classes that the text names.
+Of a stranger's text nothing is made by this: it imports the classes that the text names. And what
+every reader of JSON takes: numbers that are finite.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -14,6 +16,21 @@ from modicum.core.errors import InputError
 
 _CLASS, _TUPLE, _MAPPING = "class", "tuple", "mapping"
 _PLAIN = (bool, int, float, str, type(None))
+
+
+def finite(value: Any) -> Any:
+    """`value` with every NaN and infinity inside it replaced by None, so that it is strict JSON.
+
+    >>> finite({"a": [float("inf"), 1]})
+    {'a': [None, 1]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
 
 
 def as_plain(value: Any) -> Any:

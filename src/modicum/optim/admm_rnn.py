@@ -82,8 +82,8 @@ class ADMMStep(StepProgram):
             for name, value in zip(NAMES, found.parts, strict=True):
                 self.trained[name].copy_(value)
             self.strategy.share(self.model)  # unlike hosts may solve to other last bits
-            self.updating = False
             self.hooks.after_optimizer(step, None)
+            self.updating = False
         return StepOutcome(loss, None, tokens, skipped)
 
     def solved(

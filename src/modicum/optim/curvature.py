@@ -78,6 +78,11 @@ class CurvatureRuntime(TransformRuntime):
         """
         return None
 
+    def before_update(self, step: int) -> None:
+        """Forget what passes have added up that led to no update."""
+        if self.ended_because is None:
+            self.forget()
+
     def update_loss(self, loss: float) -> None:
         """The update's mean loss over all ranks."""
         self._loss = loss

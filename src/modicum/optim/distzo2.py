@@ -68,9 +68,9 @@ class DistZO2Step(StepProgram):
             found = self.points.estimate(step, loss, totals=self.strategy.ranks.sum)
         self.hooks.before_optimizer(step)
         self.points.finish(step, self.rate, found)
-        self.updating = False
         if found.finite:
             self.hooks.after_optimizer(step, None)
+        self.updating = False
         return StepOutcome(found.loss, found.norm, tokens, not found.finite)
 
     @torch.no_grad()

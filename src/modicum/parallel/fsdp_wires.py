@@ -170,6 +170,14 @@ class SummingWire(OrdinaryBuffers):
             self._last.put(self._label, output_tensor, self._begin(input_tensor, group))
 
 
+def calls_travel() -> bool:
+    """Whether this PyTorch lets FSDP2's calls on a CPU travel while blocks compute."""
+    from torch.distributed.fsdp import FSDPModule
+
+    needed = ("set_custom_all_gather", "set_custom_reduce_scatter", "_set_unshard_async_op")
+    return all(hasattr(FSDPModule, name) for name in needed)
+
+
 def let_sum(
     modules: Iterable[tuple[str, FSDPModule]], engines: Engines, ranks: Ranks, last: SumOnTheWire
 ) -> None:

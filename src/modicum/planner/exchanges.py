@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from modicum.comm.base import MatrixMethod, Schedule
+from modicum.core.contracts.method import Method
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
+from modicum.core.ranks.environment import ranks_on_a_host
+from modicum.core.ranks.layout import Layout
+from modicum.parallel.fsdp_wires import calls_travel
 from modicum.planner.choose import refused, traits_of
 from modicum.planner.coding_time import coding_seconds
 from modicum.planner.predict import Prediction, Predictor
@@ -77,7 +81,24 @@ def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float)
         device,
         isinstance(comm, Schedule),
         late,
+        _waits(comm, choice.layout),
+        2 if recipe.parallel.reshard_after_forward else 1,
+        ranks_on_a_host(choice.layout.ranks),
     )
+
+
+def _waits(comm: Method | None, layout: Layout) -> list[Literal["gathers", "sums"]]:
+    """Which of FSDP2's calls on a CPU are waited for where they are asked for."""
+    if layout.copies or layout.shards == 1:
+        return []
+    if not calls_travel():
+        return ["gathers", "sums"]
+    found: list[Literal["gathers", "sums"]] = []
+    if comm is not None and not isinstance(comm, MatrixMethod):
+        found.append("gathers")  # which it codes
+    if layout.replicas > 1:
+        found.append("sums")
+    return found
 
 
 def exchanges(

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from modicum.core.files import JsonObject
+from modicum.core.plain_values import finite
 from modicum.report.columns import BY_CLASS, SKIPPED, StepColumns
 from modicum.report.folder import FolderContents, listing, read, section
-from modicum.report.numbers import as_count, finite, number
+from modicum.report.numbers import as_count, number
 from modicum.report.time_rows import time_spent
 from modicum.report.wire_rows import wire
 

@@ -30,17 +30,6 @@ def as_count(value: float | None) -> float | int | None:
     return int(value) if value is not None and float(value).is_integer() else value
 
 
-def finite(value: Any) -> Any:
-    """`value` with every NaN and infinity inside it replaced by None, so that it is strict JSON."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
 def short(value: float) -> str:
     """A count in three digits, with the SI prefix that tokens and parameters are quoted in.
 

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from modicum.core.files import JsonObject
+from modicum.core.plain_values import finite
 from modicum.report import numbers, plots
 from modicum.report.charts import payload
 from modicum.report.folder import FolderContents
@@ -107,7 +108,7 @@ def policy(scripts: Sequence[str], *, live: bool) -> str:
 
 def harmless_json(value: Any) -> str:
     """Strict JSON in which nothing reads as markup."""
-    text = json.dumps(numbers.finite(value), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

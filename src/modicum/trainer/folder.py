@@ -141,7 +141,12 @@ class RunFolder:
         return bool(_changes(*self._compared(recipe)))
 
     def clear(self) -> None:
-        """Remove a run and all that it has left."""
+        """Remove a run and all that it has left.
+
+        A process that dies over it leaves a run that has not finished.
+        """
+        if record := self.read_record():
+            self.write_record(record | {"status": "interrupted", "outputs": {}})
         for name in (*_FOLDERS, *_FILES):
             remove(self.path / name)
 
@@ -192,14 +197,17 @@ class RunFolder:
         """What relative paths in the run's recipe mean: they are of where the run was begun."""
         return Path(self.read_record().get("directory") or Path.cwd())
 
-    def as_begun(self, recipe: Recipe) -> Recipe:
+    def as_begun(self, recipe: Recipe, *, exchange: bool = True) -> Recipe:
         """The recipe with what the run that is here has settled, where it leaves that open.
 
         That is the precision, the form of frozen weights, how ranks exchange, the fields of the
         adapter that training started from, and the commit of a model of the hub.
+
+        Args:
+            exchange: whether how ranks exchange is among it.
         """
         start, path = recipe.model.adapter, recipe.model.path or ""
-        open_exchange = is_auto("comm", recipe.comm)
+        open_exchange = exchange and is_auto("comm", recipe.comm)
         settled = recipe.training.precision != "auto" and start is None and not open_exchange
         if (settled and not path.startswith(PREFIX)) or not self.started():
             return recipe

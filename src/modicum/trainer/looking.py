@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from modicum.core.clock import EVALUATING, SAMPLING
+from modicum.core.plain_values import finite
 from modicum.data.rows import AnyBatch, Rows
 from modicum.trainer.evaluate import evaluate
 from modicum.trainer.folder import EVALUATIONS, SAMPLES
@@ -43,7 +44,10 @@ def evaluate_test(session: Session, step: int) -> None:
 
 
 def _measured(session: Session, data: Rows[AnyBatch], rows: int | Literal["all"]) -> dict[str, Any]:
-    """The metrics of the model as it is, over the first rows; the same on all ranks."""
+    """The metrics of the model as it is, over the first rows; the same on all ranks.
+
+    One that is not finite is None.
+    """
     program, recipe = session.step_program, session.plan.recipe
     program.flush()
     with session.watched.marked(), program.hooks.evaluation():
@@ -62,7 +66,7 @@ def _measured(session: Session, data: Rows[AnyBatch], rows: int | Literal["all"]
         result["findings"] = found
     program.strategy.rest(session.model)
     # The seconds are each rank's own; what is decided by a row must be the same on all.
-    agreed: dict[str, Any] = session.ranks.broadcast(result)
+    agreed: dict[str, Any] = session.ranks.broadcast(finite(result))
     return agreed
 
 

@@ -23,7 +23,9 @@ from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
 from modicum.data.row_stream import BrokenStream
 from modicum.planner import Plan
+from modicum.planner.auto_exchange import FIELD as EXCHANGE
 from modicum.recipe import Recipe
+from modicum.recipe.auto_exchange import AUTO
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
 from modicum.trainer.best import has_stalled, keep_if_best, note_best, take_best
 from modicum.trainer.ended import note_ended
@@ -31,7 +33,7 @@ from modicum.trainer.exporting import export
 from modicum.trainer.folder import PLAN, RunFolder
 from modicum.trainer.hub_weights import with_weights
 from modicum.trainer.looking import evaluate_now, evaluate_test, write_samples
-from modicum.trainer.rank_agreement import same_model, same_setup
+from modicum.trainer.rank_agreement import same_folder, same_model, same_setup
 from modicum.trainer.rank_watch import watched_run
 from modicum.trainer.record import RunRecord
 from modicum.trainer.save_cost import learn_save_cost
@@ -70,8 +72,9 @@ def train(
         The content of `run.json`, on rank 0.
 
     Raises:
-        InputError: the folder is in use, holds another run or other files; the data is wrong;
-            a rank has another recipe, code or model; training diverged; the disk is full.
+        InputError: the folder is in use, holds another run or other files, or a rank does not see
+            it; the data is wrong; a rank has another recipe, code or model; training diverged; the
+            disk is full.
         Interrupted: SIGTERM or Ctrl-C on any rank; the state is saved, and the same call resumes.
         PeerLost: another rank is gone.
         DamagedMessage: something else came than a rank on another host sent.
@@ -90,8 +93,9 @@ def train(
         same_setup(plan.recipe, ranks)
         same_model(plan.inputs.model_folder, ranks)
         stack.enter_context(folder.locked())
+        same_folder(folder.path, ranks)
         origin = None if fork is None else os.path.realpath(fork)
-        begun = ranks.first and _enter(folder, plan.recipe, origin, listener if restart else None)
+        begun = ranks.first and _enter(folder, plan, origin, listener if restart else None)
         begun = ranks.broadcast(begun)
         stack.callback(ranks.clock.restart)  # the next run in this process has its own
         record = RunRecord.open(folder, plan, origin, clock=ranks.clock)
@@ -162,6 +166,7 @@ def _run(session: Session) -> None:
         write_samples(session)
     if session.step == 0 or evaluating.due(session.step, 0.0):
         evaluate_now(session)  # the process before this one may not have come to it
+        keep_if_best(session)
     last_save = last_evaluation = time.monotonic()
     first = session.step
     with session.clock(TRACKING):
@@ -201,9 +206,7 @@ def _run(session: Session) -> None:
     session.settle()
 
 
-def _enter(
-    folder: RunFolder, recipe: Recipe, origin: str | None, replacing: Listener | None
-) -> bool:
+def _enter(folder: RunFolder, plan: Plan, origin: str | None, replacing: Listener | None) -> bool:
     """Look at what the folder holds before anything is written; whether a run resumes there.
 
     Args:
@@ -211,12 +214,12 @@ def _enter(
     """
     folder.refuse_strangers()
     replaces = replacing is not None and folder.started()
-    if not replaces and not folder.may_begin(recipe):
+    if not replaces and not folder.may_begin(plan.recipe):
         return True
     if replaces:
-        _check_restart(folder, recipe, origin)
+        _check_restart(folder, plan, origin)
     if origin is not None:
-        _check_origin(Path(origin), recipe)
+        _check_origin(Path(origin), plan.recipe)
     if replacing is not None and replaces:
         message = "begins anew and replaces what this run had here: "
         held = ", ".join(folder.held()) or "no step"
@@ -225,8 +228,9 @@ def _enter(
     return False
 
 
-def _check_restart(folder: RunFolder, recipe: Recipe, origin: str | None) -> None:
-    folder.check_same(recipe)
+def _check_restart(folder: RunFolder, plan: Plan, origin: str | None) -> None:
+    left_open = any(row["field"] == EXCHANGE for row in plan.choices)
+    folder.check_same(plan.recipe.changed(comm={"method": AUTO}) if left_open else plan.recipe)
     forked_from = folder.read_record().get("forked_from")
     if forked_from is not None and forked_from != origin:
         raise InputError(

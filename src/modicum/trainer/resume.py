@@ -34,7 +34,7 @@ def continued(
         if not restart:
             folder.check_same(recipe)
             rows = folder.rows(PLAN)
-        recipe = folder.as_begun(recipe)
+        recipe = folder.as_begun(recipe, exchange=not restart)  # the link may be another one now
     if isinstance(ranks, Ranks):
         rows = ranks.broadcast(rows)
     count = ranks if isinstance(ranks, int) else ranks.size

@@ -269,7 +269,9 @@ def _forget_what_came_after(session: Session, notes: Mapping[str, Any]) -> None:
     store_best(session)
     session.sampled = set(ranks.broadcast([row["step"] for row in folder.rows(SAMPLES)]))
     metrics = [row for row in done if row["step"] <= session.step]
-    session.updated = ranks.broadcast(any(not row.get("skipped") for row in metrics))
+    skipped = [bool(row.get("skipped")) for row in metrics]
+    session.updated = ranks.broadcast(not all(skipped))
+    session.skipped_in_a_row = ranks.broadcast([*skipped[::-1], False].index(False))
     record.resume(metrics, evaluations)
 
 

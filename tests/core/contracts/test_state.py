@@ -163,6 +163,39 @@ def test_the_generator_goes_on_where_it_was():
     assert torch.equal(torch.rand(3), first)
 
 
+def accelerators(monkeypatch, states: list[int], own: int) -> list[int]:
+    """Pretend that these are the generators of the accelerators, and one is the process's own."""
+    cuda = {
+        "is_available": lambda: True,
+        "device_count": lambda: len(states),
+        "current_device": lambda: own,
+        "get_rng_state": lambda: torch.tensor(states[own]),
+        "get_rng_state_all": lambda: [torch.tensor(state) for state in states],
+        "set_rng_state": lambda state, index=own: states.__setitem__(index, state.item()),
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    return states
+
+
+@pytest.mark.parametrize(
+    ("visible", "own", "expected"), [(2, 1, [10, 11]), (1, 0, [11]), (3, 2, [10, 11, 11])]
+)
+def test_the_own_accelerator_s_generator_resumes_whatever_others_are_visible(
+    monkeypatch, visible, own, expected
+):
+    read, write = random_state()
+    accelerators(monkeypatch, [10, 11], 1)
+    saved = read()
+    states = accelerators(monkeypatch, [0] * visible, own)
+    write(saved)
+    assert states == expected
+    del saved["cuda"]  # as older checkpoints are
+    states = accelerators(monkeypatch, [0] * visible, own)
+    write(saved)
+    assert states == [10, 11, 0][:visible]
+
+
 def test_views_know_what_their_entries_are_laid_out_as():
     net = model()
     optimizer = adam(net)

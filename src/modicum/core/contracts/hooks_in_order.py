@@ -117,6 +117,12 @@ class RunHooks:
         for hook in self._having["after_backward"]:
             hook.after_backward()
 
+    @property
+    def learn_from_gradients(self) -> bool:
+        """Whether any that has a state may change it when gradients are final."""
+        asked = (*self._having["update_loss"], *self._having["after_backward"])
+        return any(hasattr(hook, "load_state_dict") for hook in asked)
+
     def before_optimizer(self, step: int) -> None:
         """Gradients are clipped."""
         for hook in self._having["before_optimizer"]:

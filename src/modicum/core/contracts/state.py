@@ -295,21 +295,28 @@ def _laid_out(value: Tensor, like: Tensor) -> Tensor:
 
 
 def random_state() -> tuple[Callable[[], dict[str, Any]], Callable[..., None]]:
-    """Reader and writer of torch's own generators: the CPU's and every accelerator's."""
+    """Reader and writer of torch's own generators: the CPU's and every accelerator's.
+
+    This process's own accelerator is there once more by a name without a number: where others are
+    visible than before, it may have another one.
+    """
 
     def read() -> dict[str, Any]:
         state: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             for index, value in enumerate(torch.cuda.get_rng_state_all()):
                 state[f"cuda{index}"] = value
+            state["cuda"] = torch.cuda.get_rng_state()
         return state
 
     def write(state: Mapping[str, Any]) -> None:
         torch.set_rng_state(state["cpu"])
         if torch.cuda.is_available():
-            saved = [state[name] for name in state if name.startswith("cuda")]
-            if len(saved) == torch.cuda.device_count():
-                torch.cuda.set_rng_state_all(saved)
+            for index in range(torch.cuda.device_count()):
+                if f"cuda{index}" in state:
+                    torch.cuda.set_rng_state(state[f"cuda{index}"], index)
+            if "cuda" in state:  # older checkpoints have none
+                torch.cuda.set_rng_state(state["cuda"])
 
     return read, write
 
@@ -368,6 +375,7 @@ def random_view(seed: int, ranks: Ranks, name: str = "random") -> View:
             for index in range(torch.cuda.device_count()):
                 generator = torch.Generator(f"cuda:{index}").manual_seed(fresh)
                 own[f"cuda{index}"] = generator.get_state()
+            own["cuda"] = own[f"cuda{torch.cuda.current_device()}"]
         return own
 
     return View(name, read, write, per_rank=True, regroup=regroup)

@@ -97,7 +97,8 @@ class StepProgram(ABC):
     Attributes:
         optimizer: PyTorch's, where there is one.
         clock: where this process's time goes; who calls the program says that it is an update.
-        updating: whether weights are being changed, so that they may be half new.
+        updating: whether weights, or what methods keep, are being changed, so that they may be half
+            new; who is asked to do the update once more then would do some of it twice.
         rehearsing: whether passes are run for their memory alone, and nothing is learned from them.
     """
 
@@ -224,6 +225,8 @@ class StandardStep(StepProgram):
         self.hooks.before_update(step)
         try:
             mean, extra = self._accumulate(micro_batches, tokens, check)
+            # In the backward pass weights may be new already.
+            self.updating = self.updating or self.hooks.learn_from_gradients
             self.hooks.update_loss(mean)
             self.hooks.after_backward()
             norm, skipped = self._update(step, mean + (extra or 0.0))
@@ -233,6 +236,7 @@ class StandardStep(StepProgram):
                 self.hooks.after_optimizer(step, self.optimizer)
                 if self.hooks.writes_weights:
                     self.strategy.updated()
+            self.updating = False
         finally:
             # Whatever happened, no gradient of half an update is left for the next.
             self.optimizer.zero_grad(set_to_none=True)
@@ -255,7 +259,6 @@ class StandardStep(StepProgram):
             self.hooks.before_optimizer(step)
             self.updating = True
             self.strategy.update(self.optimizer)
-            self.updating = False
         return size, skipped
 
     def _accumulate(
@@ -340,7 +343,6 @@ class InBackwardStep(StandardStep):
 
     def _update(self, step: int, mean: float) -> tuple[float, bool]:
         self.strategy.updated()
-        self.updating = False
         square = float(torch.stack(self._squares).sum()) if self._squares else 0.0
         self._squares.clear()
         if self.strategy.layout.shards > 1:

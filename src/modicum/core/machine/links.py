@@ -33,6 +33,7 @@ class MeasuredLink:
         cpu: seconds of a processor that a byte takes, of the sending rank's process.
         ranks: how many took part.
         when: the date and time; empty: it was stated, not measured.
+        within: the link between ranks of one host, where this one is between hosts; None: unknown.
 
     >>> MeasuredLink(latency=0.001, rate=1e6).seconds(5000, steps=3)
     0.008
@@ -43,6 +44,7 @@ class MeasuredLink:
     cpu: float = 0.0
     ranks: int = 2
     when: str = ""
+    within: MeasuredLink | None = None
 
     def seconds(self, sent: float, steps: float) -> float:
         """What so many bytes take in so many steps, with nothing else on the link."""

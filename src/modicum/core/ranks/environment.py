@@ -41,10 +41,11 @@ def local_rank_and_size(size: int, environment: Mapping[str, str] = os.environ) 
 def ranks_on_a_host(size: int) -> int:
     """How many of `size` ranks this host has; all of them where they do not run yet.
 
-    >>> ranks_on_a_host(4)
-    4
+    >>> ranks_on_a_host(4), ranks_on_a_host(1)
+    (4, 1)
     """
-    return local_rank_and_size(size)[1] if rank_and_size()[1] == size else size
+    there = size > 1 and rank_and_size()[1] == size
+    return local_rank_and_size(size)[1] if there else size
 
 
 def meeting_place(environment: Mapping[str, str] = os.environ) -> str:

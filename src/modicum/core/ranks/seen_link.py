@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from modicum.core.machine.links import MeasuredLink
@@ -91,7 +91,7 @@ def seen_link(
     seconds = sum(row[1] for row in rows)
     moving = max(seconds - link.latency * sum(row[2] for row in rows), seconds / 2)
     rate = sum(row[3] for row in rows) / moving
-    found = MeasuredLink(link.latency, float(f"{rate:.4g}"), link.cpu, link.ranks)
+    found = replace(link, rate=float(f"{rate:.4g}"), when="")
     return SeenLink(median(row[0] for row in rows), median(row[1] for row in rows), found)
 
 

@@ -153,7 +153,10 @@ def _run(case: Case, recipe: dict[str, Any], folder: Path, result: Result) -> No
     if abs(result.peak_ratio - 1) > PEAK_WITHIN:
         told = f"{result.peak_ratio:.3f}"
         result.faults.append(f"the measured peak of tensor bytes is {told} of the forecast")
-    result.loss = content["final"]["validation_loss"]
+    if (loss := content["final"]["validation_loss"]) is None:
+        result.faults.append("its validation loss is not finite")
+        return
+    result.loss = loss
     result.exported_loss = exported_score(recipe, calm)
     within = EXPORT_WITHIN[recipe["training"]["precision"]]
     if abs(result.exported_loss - result.loss) > within * abs(result.loss):
