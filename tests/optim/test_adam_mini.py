@@ -183,6 +183,29 @@ def test_blocks_of_fused_layers_are_the_same_on_three_ranks(pool: Pool) -> None:
             torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7)
 
 
+def one_element(ranks: Ranks) -> Tensor:
+    """A vector of one element after two steps; of several ranks one holds it."""
+    mesh = None if ranks.alone else init_device_mesh("cpu", (ranks.size,))
+
+    def laid_out(tensor: Tensor) -> Tensor:
+        return tensor if mesh is None else distribute_tensor(tensor, mesh, [Shard(0)])
+
+    weight = nn.Parameter(laid_out(numbers(1)))
+    optimizer = AdamMini([weight], lr=0.1)
+    for step in range(2):
+        weight.grad = laid_out(numbers(1, name=f"{step}"))
+        optimizer.step()
+    return whole(weight.detach()).clone()
+
+
+@pytest.mark.ranks
+def test_a_vector_of_one_element_is_trained_by_the_rank_that_has_it(pool: Pool) -> None:
+    alone = one_element(Ranks())
+    assert not torch.equal(alone, numbers(1))
+    for found in pool.run(one_element):
+        torch.testing.assert_close(found, alone)
+
+
 def test_vectors_may_follow_adamw() -> None:
     ours, theirs = (nn.Parameter(numbers(9)) for _ in range(2))
     fields = {"lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.3}

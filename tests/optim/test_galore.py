@@ -130,3 +130,17 @@ def test_what_becomes_of_moments_when_the_subspace_changes() -> None:
     # The bias of young moments is corrected anew: a first step of Adam has length one everywhere.
     inside = (went - before) @ reset["right"].T / GaLore.value().scale
     torch.testing.assert_close(inside.abs(), torch.ones(9, 2), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stagger": True}, {"svd": "randomized"}], ids=str)
+def test_of_a_first_gradient_of_zeros_no_subspace_is_kept(fields: dict[str, Any]) -> None:
+    late, fresh = (nn.Parameter(numbers(9, 6)) for _ in range(2))
+    ours, other = (GaLore([w], rank=2, update_gap=50, **fields) for w in (late, fresh))
+    for _ in range(2):
+        late.grad = torch.zeros(9, 6)
+        ours.step()
+    assert torch.equal(late, numbers(9, 6))
+    run(ours, late, 3)
+    run(other, fresh, 3)
+    assert torch.equal(late, fresh)
+    assert torch.equal(ours.state[late]["right"], other.state[fresh]["right"])

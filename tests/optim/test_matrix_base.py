@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from modicum.core.contracts.ledger import OptimizerQuery, TrainedParameter
-from modicum.optim import GaLore, step_in_backward
+from modicum.core.errors import InputError
+from modicum.optim import SOAP, AuON, GaLore, Muon, NAdamW, step_in_backward
 from modicum.proofs.contracts.optim.subjects import numbers
 
 
@@ -78,3 +79,61 @@ def test_stepping_in_the_backward_pass_can_be_ended() -> None:
     stop()
     layer(numbers(3, 16)).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def replaced(optimizer: torch.optim.Optimizer) -> dict[Tensor, nn.Parameter]:
+    """Put copies in the groups, as accelerate puts sharded parameters; each by what it is of."""
+    of = {
+        old: nn.Parameter(old.detach().clone())
+        for group in optimizer.param_groups
+        for old in group["params"]
+    }
+    for group in optimizer.param_groups:
+        group["params"] = [of[old] for old in group["params"]]
+    return of
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [(GaLore, {"rank": 4}), (Muon, {}), (SOAP, {}), (AuON, {}), (NAdamW, {})],
+)
+def test_parameters_that_replace_others_before_the_first_step_are_trained(
+    kind: Any, fields: dict[str, Any]
+) -> None:
+    layer = nn.Linear(8, 6)
+    expected = kind(layer.named_parameters(), lr=0.1, **fields)
+    optimizer = kind(layer.named_parameters(), lr=0.1, **fields)
+    of = replaced(optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())  # as accelerate does
+    for step in range(3):
+        for old, new in of.items():
+            new.grad = numbers(*new.shape, name=f"{step}")
+            old.grad = new.grad.clone()
+        optimizer.step()
+        expected.step()
+    for old, new in of.items():
+        assert torch.equal(old, new)
+    for new in replaced(optimizer).values():
+        new.grad = torch.ones_like(new)
+    with pytest.raises(InputError, match="replaced by others after a step"):
+        optimizer.step()
+
+
+def test_parameters_that_replace_others_are_trained_in_the_backward_pass() -> None:
+    layer, other = nn.Linear(8, 6), nn.Linear(8, 6)
+    other.load_state_dict(layer.state_dict())
+    optimizer = GaLore(layer.parameters(), rank=4)
+    of = {layer.weight: other.weight, layer.bias: other.bias}
+    for group in optimizer.param_groups:
+        group["params"] = [of[old] for old in group["params"]]
+    expected = GaLore(layer.parameters(), rank=4)
+    stop = step_in_backward(optimizer)
+    for step in range(2):
+        inputs = numbers(3, 8, name=f"{step}")
+        other(inputs).square().sum().backward()
+        layer(inputs).square().sum().backward()
+        expected.step()
+        expected.zero_grad()
+    stop()
+    assert torch.equal(other.weight, layer.weight)
+    assert torch.equal(other.bias, layer.bias)

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from pool import Pool
 from torch import Tensor, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from modicum.core.contracts.ledger import OptimizerQuery as At
 from modicum.core.contracts.ledger import TrainedParameter
@@ -19,8 +20,8 @@ from modicum.core.machine.memory import tensor_bytes
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
-from modicum.optim import GaLore
-from modicum.optim.owners import Owners, Round, assign
+from modicum.optim import GaLore, Muon
+from modicum.optim.owners import Cut, Owners, Round, assign
 
 # Of three ranks or four the last ones hold no row of the first and the fifth.
 SHAPES = ((2, 9), (13, 5), (5, 13), (8, 8), (3, 70), (70, 65), (7,), (1,), (6, 2, 3))
@@ -74,8 +75,6 @@ def _stepped(
             return tensor
         placements = [Shard(0)] if mesh.ndim == 1 else [Replicate(), Shard(0)]
         return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
-
-    from torch.distributed.tensor import Replicate
 
     if not ranks.alone:
         mesh = Layout.of(ranks.size, shards).mesh("cpu")
@@ -143,6 +142,56 @@ def cut_along_columns(ranks: Ranks) -> None:
 @pytest.mark.ranks
 def test_other_cuts_are_refused(pool: Pool) -> None:
     pool.run(cut_along_columns)
+
+
+def sharded_twice(ranks: Ranks, sizes: tuple[int, int]) -> Any:
+    """Rank and ranks of a matrix that is sharded over both dimensions of a mesh, or why not."""
+    mesh = init_device_mesh("cpu", sizes)
+    weight = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0), Shard(0)])
+    try:
+        cut = Cut.of(weight)
+    except ValueError as error:
+        return str(error)
+    return cut.rank, cut.size
+
+
+@pytest.mark.ranks
+def test_rows_that_are_sharded_once_more_are_refused_and_a_lone_rank_shards_nothing(
+    pool: Pool,
+) -> None:
+    for sizes in ((2, 1), (1, 2)):
+        assert pool.run(sharded_twice, sizes) == [(0, 2), (1, 2)]
+    for said in pool.run(sharded_twice, (2, 2), ranks=4):
+        assert "sharded along dimension 0 more than once" in said
+
+
+def in_copies(ranks: Ranks) -> list[Tensor]:
+    """Matrices after two steps; of several ranks each has full copies of them, as DTensors."""
+    mesh = None if ranks.alone else init_device_mesh("cpu", (ranks.size,))
+
+    def laid_out(tensor: Tensor) -> Tensor:
+        if mesh is None:
+            return tensor
+        return distribute_tensor(tensor, mesh, [Replicate()], src_data_rank=None)
+
+    kinds: list[tuple[Any, dict[str, Any]]] = [(GaLore, {"rank": 2}), (Muon, {})]
+    found = []
+    for kind, fields in kinds:
+        weight = nn.Parameter(laid_out(start(0, (6, 4), torch.float32)))
+        optimizer = kind([weight], lr=0.1, **fields)
+        for step in range(2):
+            weight.grad = laid_out(start(1 + step, (6, 4), torch.float32))
+            optimizer.step()
+        found.append(whole(weight.detach()).clone())
+    return found
+
+
+@pytest.mark.ranks
+def test_dtensors_of_which_ranks_have_copies_are_stepped_as_tensors_are(pool: Pool) -> None:
+    alone = in_copies(Ranks())
+    for found in pool.run(in_copies):
+        for one, other in zip(found, alone, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_gradients_without_a_subspace_are_refused() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from torch import Tensor
 
 from modicum.core.random import normal_
+from modicum.optim import quantized
 from modicum.optim.quantized import (
     BLOCK,
     CHUNK,
@@ -88,3 +89,29 @@ def test_codes_are_those_of_a_search(signed: bool) -> None:
     for tried in (values, borders, near, wide.clamp(-1, 1), wide.clamp(-1, 1) * 1e-6):
         tried = tried if signed else tried.abs()
         assert torch.equal(nearest(tried, signed=signed), torch.bucketize(tried, borders).int())
+
+
+def test_without_a_sign_a_block_of_zeros_alone_becomes_zero() -> None:
+    values = torch.zeros(2, BLOCK)
+    values[0, 0], values[0, 1] = 1.0, 1e-12
+    found = dequantize(*stored(values, signed=False), signed=False)
+    assert bool((found[0] > 0).all())
+    assert torch.equal(found[1], values[1])
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_default_device_changes_nothing(signed: bool) -> None:
+    values = normal_(torch.empty(3 * BLOCK), seed=0, name="values")
+    values = values if signed else values.abs()
+    expected = stored(values, signed)
+    back = dequantize(*expected, signed=signed)
+    dynamic_map.cache_clear()
+    lookup.cache_clear()
+    quantized._first_codes.cache_clear()
+    codes, scale = (torch.zeros_like(tensor) for tensor in expected)
+    with torch.device("meta"):
+        quantize_(codes, scale, values, signed=signed)
+        found = dequantize(codes, scale, signed=signed)
+    assert torch.equal(codes, expected[0])
+    assert torch.equal(scale, expected[1])
+    assert torch.equal(found, back)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from modicum.core.contracts.lightning_callback import LightningCalls
 from modicum.core.errors import InputError
-from modicum.optim import SGD, Eva, TransformContext
+from modicum.optim import MKOR, SGD, Eva, TransformContext
 from modicum.optim.capture import Capture, trained_layers
 from modicum.optim.eva import EvaRuntime
 from modicum.optim.layer_means import RunningMeans
@@ -376,3 +378,13 @@ class Seen:
                 )
 
         return Callback()
+
+
+@pytest.mark.parametrize("value", [Eva(), MKOR()], ids=str)
+def test_where_a_trainer_scales_losses_transforms_are_refused(value: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4))
+    optimizers = [SGD(model.parameters(), lr=0.1)]
+    trainer = SimpleNamespace(optimizers=optimizers, global_step=0, scaler=object())
+    with pytest.raises(InputError, match=r"with fp16 losses are multiplied.*train with bf16"):
+        LightningCalls(value._begun).on_train_start(trainer, model)
+    assert not any(layer._forward_hooks for layer in model)

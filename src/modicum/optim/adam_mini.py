@@ -95,7 +95,8 @@ class BlockAdam(SummingRule):
             squares = sums * (lines / rows.elements) / _sizes(self.fused).to(sums)
         first, root = _moved(gradient, moments, self.betas, self.epsilon, age, squares)
         if self.blocks == 1:
-            root = root.view(())
+            # Of a vector of one element, sharded, all ranks but one have nothing.
+            root = root.view(()) if root.numel() else root
         elif self.fused and self.fused[0]:
             root = root[self._block(gradient, rows)]
         else:

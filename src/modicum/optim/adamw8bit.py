@@ -19,7 +19,7 @@ from modicum.core.contracts.method import (
     PositiveFloat,
     PositiveInt,
 )
-from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.search import SearchChoice, SearchTable
 from modicum.core.ranks.sharding import cut_alike, is_sharded, own_part
 from modicum.optim.coded_rows import (
@@ -31,6 +31,8 @@ from modicum.optim.coded_rows import (
     kept_bytes,
     width_of,
 )
+from modicum.optim.copies import CopiedOptimizer
+from modicum.optim.kept import StateShape
 from modicum.optim.ledger import gradients
 from modicum.optim.parts import COUNTER
 from modicum.optim.saved_dtypes import load_as_saved
@@ -42,7 +44,7 @@ MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # and whether they have a sign
 _QUARTERS = 6 * 4 + 1
 
 
-class AdamW8bit(Valued, torch.optim.Optimizer):
+class AdamW8bit(CopiedOptimizer):
     """AdamW whose moments are codes of 8 bits: 2.03 bytes an element instead of 8.
 
     Of a matrix both moments are kept as codes on a dynamic map, with a scale for each block of 256
@@ -108,16 +110,20 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         self.method = self.value(
             betas=betas, epsilon=epsilon, weight_decay=weight_decay, smallest=smallest
         )
-        self.smallest = smallest
+        self.remake()
         defaults = {"lr": lr, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
         super().__init__(params, defaults)
+
+    def remake(self) -> None:
+        """Know from which size on moments are coded."""
+        self.smallest = int(self.method.fields()["smallest"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.
 
         Raises:
-            InputError: a gradient is sparse.
+            InputError: a gradient is sparse, or a parameter complex.
         """
         loss = None
         if closure is not None:
@@ -188,8 +194,22 @@ class AdamW8bit(Valued, torch.optim.Optimizer):
         return is_coded(parameter.shape, self.smallest) == is_coded(shape, self.smallest)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved."""
-        load_as_saved(self, state_dict)
+        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved.
+
+        Raises:
+            InputError: it is of another optimizer, or of other fields; nothing is changed by then.
+        """
+        load_as_saved(self, state_dict, self._kept)
+
+    def _kept(self, parameter: Tensor) -> dict[str, StateShape]:
+        """What is kept of a parameter next to the count of its steps."""
+        shape, coded = tuple(parameter.shape), is_coded(parameter.shape, self.smallest)
+        dtype = torch.uint8 if coded else torch.float32
+        kept: dict[str, StateShape] = dict.fromkeys(MOMENTS, (shape, dtype))
+        if coded:
+            scale = (shape[0], blocks_of(shape))
+            kept |= {f"{name}_scale": (scale, torch.float32) for name in MOMENTS}
+        return kept
 
     @staticmethod
     def spends(value: OptimizerMethod, at: OptimizerQuery) -> Ledger:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from modicum.core.contracts.parameters import is_idle
 from modicum.core.contracts.stepping import Stepper
+from modicum.optim.base import MatrixOptimizer
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -35,6 +36,8 @@ def step_in_backward(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     (True, False)
     >>> stop()
     """
+    if isinstance(optimizer, MatrixOptimizer):
+        optimizer.follow_exchange()  # below it sees one parameter at a time
     stepper = Stepper(optimizer)
 
     def update(parameter: Tensor) -> None:

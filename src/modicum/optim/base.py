@@ -20,16 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from modicum.core.contracts.ledger import (
-    ClassTreatment,
-    Ledger,
-    OptimizerQuery,
-    TrainedParameter,
-)
-from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.ledger import ClassTreatment, Ledger, OptimizerQuery, TrainedParameter
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import class_by_shape
 from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
+from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
+from modicum.optim.copies import CopiedOptimizer
+from modicum.optim.kept import StateShape
 from modicum.optim.ledger import of_matrices, treatment_of
 from modicum.optim.owners import Owners, Round
 from modicum.optim.parts import TOGETHER, OptimizerParts
@@ -63,7 +61,7 @@ def fields_given(declared: Callable[_Given, None]) -> Callable[_Given, None]:
     return made
 
 
-class MatrixOptimizer(Valued, torch.optim.Optimizer):
+class MatrixOptimizer(CopiedOptimizer):
     """The base class; a method gives its fields, and says which parts they mean (`parts_of`).
 
     Parameters that are no matrices (embeddings and output heads, vectors, those too small or
@@ -77,7 +75,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
     Sharded matrices (DTensors sharded along dimension 0) are updated by their owners; all ranks
     step the same parameters in the same order. Ranks with unsharded parameters all do the same; an
     SVD may differ between hosts of different kinds, so set `replicas` to their process group, and
-    they take the first one's bases.
+    they take the first one's bases; a copy of the optimizer has none.
 
     Args:
         params, lr: as of any optimizer; groups may have their own `lr` and `weight_decay`.
@@ -147,24 +145,7 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         """Add a group, split in two where some of its parameters are matrices and some are not."""
         super().add_param_group(param_group)
         group = self.param_groups.pop()
-        names = group.get("names") or group.get("param_names") or [None] * len(group["params"])
-        found = group.get("classes") or [class_by_shape(p.shape) for p in group["params"]]
-        heads = group.get("heads") or [0] * len(names)
-        flags = [
-            # A group that says it holds no matrices holds none, whatever their shapes.
-            (group["matrix"] or kind != "matrix") and self.parts.takes(name, parameter.shape, kind)
-            for name, parameter, kind in zip(names, group["params"], found, strict=True)
-        ]
-        for place, parameter in enumerate(group["params"]):
-            facts = TrainedParameter(
-                names[place] or "",
-                tuple(parameter.shape),
-                found[place],
-                parameter.element_size(),
-                heads[place],
-            )
-            self._facts[parameter] = facts, flags[place]
-            self.rules[parameter] = self.parts.row_rule(facts, flags[place])
+        flags = self._route(group)
         listed = [k for k in ("params", "names", "param_names", "classes", "heads") if k in group]
         for matrix in sorted(set(flags), reverse=True):
             chosen = [index for index, flag in enumerate(flags) if flag is matrix]
@@ -172,8 +153,56 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
                 key: [group[key][index] for index in chosen] for key in listed
             }
             self.param_groups.append({**group, **lists, "matrix": matrix})
-            if matrix and self.parts.taken_as == "full":
-                self.owners.add(lists["params"])
+
+    def _route(self, group: Mapping[str, Any]) -> list[bool]:
+        """Note what the parameters of a group are; which of them are matrices."""
+        parameters: list[nn.Parameter] = group["params"]
+        names = group.get("names") or group.get("param_names") or [None] * len(parameters)
+        found = group.get("classes") or [class_by_shape(p.shape) for p in parameters]
+        heads = group.get("heads") or [0] * len(names)
+        flags: list[bool] = []
+        for parameter, name, kind, of_heads in zip(parameters, names, found, heads, strict=True):
+            # A group that says it holds no matrices holds none, whatever their shapes.
+            meant = group["matrix"] or kind != "matrix"
+            flags.append(meant and self.parts.takes(name, parameter.shape, kind))
+            shape, width = tuple(parameter.shape), parameter.element_size()
+            facts = TrainedParameter(name or "", shape, kind, width, of_heads)
+            self._facts[parameter] = facts, flags[-1]
+            self.rules[parameter] = self.parts.row_rule(facts, flags[-1])
+        if self.parts.taken_as == "full":
+            self.owners.add([p for p, flag in zip(parameters, flags, strict=True) if flag])
+        return flags
+
+    def _route_all(self) -> None:
+        """Route the parameters of all groups, which are split already, as if they were new."""
+        self.owners = Owners(self.parts.kept_bytes)
+        self.rules, self._facts = {}, {}
+        for group in self.param_groups:
+            self._route(group)
+
+    def remake(self) -> None:
+        """Make the parts of a copy, and route its parameters."""
+        self.parts, self.replicas = self.parts_of(self.method), None
+        self._route_all()
+
+    def follow_exchange(self) -> None:
+        """Route all parameters anew where some in the groups were replaced by others.
+
+        So accelerate does with an optimizer that is there before FSDP2 shards its parameters.
+
+        Raises:
+            InputError: there is state of those that were replaced.
+        """
+        given = dict.fromkeys(p for group in self.param_groups for p in group["params"])
+        if given.keys() <= self.rules.keys():
+            return
+        if any(kept for parameter, kept in self.state.items() if parameter not in given):
+            raise InputError(
+                "parameters in param_groups were replaced by others after a step, and what is kept "
+                "is of those before; make the optimizer anew, of the new ones",
+                field="param_groups",
+            )
+        self._route_all()
 
     # Stepping
 
@@ -182,13 +211,15 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         """Update every parameter that has a gradient.
 
         Raises:
-            InputError: a gradient is sparse, or one to find a subspace of is not finite; a share
-                of all matrices is none.
+            InputError: a gradient is sparse, or one to find a subspace of is not finite; a
+                parameter is complex; a share of all matrices is none; parameters were replaced
+                after a step.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.follow_exchange()
         if self.parts.choice is not None:
             self.parts.choice.number(len(self.owners))
         groups: dict[nn.Parameter, dict[str, Any]] = {}
@@ -352,5 +383,13 @@ class MatrixOptimizer(Valued, torch.optim.Optimizer):
         return one == other
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved."""
-        load_as_saved(self, state_dict)
+        """Take up what `state_dict` gave; tensors keep the dtypes in which they were saved.
+
+        Raises:
+            InputError: it is of another method, or of other fields; nothing is changed by then.
+        """
+        self.follow_exchange()
+        load_as_saved(self, state_dict, self._kept)
+
+    def _kept(self, parameter: Tensor) -> dict[str, StateShape]:
+        return self.parts.state_shapes(parameter.shape, self.rules[parameter])

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from modicum.optim.kept import KeptTensor
 from modicum.optim.projectors import MatrixShape
 
 CarriedBits = Literal[4, 8, 16, 32]
@@ -40,12 +41,18 @@ class CarriedOver:
     keep: float = 0.0
     bits: CarriedBits = 32
 
-    def nbytes(self, shape: MatrixShape) -> int:
-        """Bytes that are kept for a matrix of this shape."""
+    def state(self, shape: MatrixShape) -> dict[str, KeptTensor]:
+        """What is kept for a matrix of this shape, by names."""
         rows, columns = shape
         if self.bits > 8:
-            return rows * columns * self.bits // 8
-        return rows * (-(-columns * self.bits // 8) + 8)
+            return {self.name: KeptTensor(shape, bits=self.bits)}
+        codes = KeptTensor((rows, -(-columns * self.bits // 8)), torch.uint8)
+        of_rows = KeptTensor((rows,))
+        return {self.name: codes, f"{self.name}_least": of_rows, f"{self.name}_unit": of_rows}
+
+    def nbytes(self, shape: MatrixShape) -> int:
+        """Bytes that are kept for a matrix of this shape."""
+        return sum(kept.nbytes(32) for kept in self.state(shape).values())
 
     def copied(self, shape: MatrixShape) -> int:
         """Bytes of B in fp32 in addition to what is kept, and of what makes codes of it."""

@@ -15,6 +15,8 @@ from modicum.optim.quantized import SMALLEST, dequantize, quantize_, scales
 
 # What floats are kept in that are no codes, by the bits that are asked for.
 DTYPES = {32: torch.float32, 16: torch.bfloat16}
+StateShape = tuple[tuple[int, ...], torch.dtype]
+"""What a tensor in an optimizer's state is: its full shape and its dtype."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,20 @@ class KeptTensor:
     def copied(self, bits: int) -> int:
         """Bytes of what the rule works on in addition to what is kept: 0 where that is the same."""
         return 0 if self.held(bits) == self.dtype else self.elements * self.dtype.itemsize
+
+
+def state_shapes(kept: Mapping[str, KeptTensor], bits: int) -> dict[str, StateShape]:
+    """What `opened` leaves in a state, by names; codes have their scales next to them.
+
+    >>> list(state_shapes({"m": KeptTensor((64, 64))}, 8))
+    ['m', 'm_scale']
+    """
+    found: dict[str, StateShape] = {}
+    for name, one in kept.items():
+        found[name] = one.shape, one.held(bits)
+        if one.coded(bits):
+            found[f"{name}_scale"] = (scales(one.elements),), torch.float32
+    return found
 
 
 @contextmanager

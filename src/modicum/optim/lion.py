@@ -11,14 +11,15 @@ from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery
 from modicum.core.contracts.method import Against, Betas, Info, NonNegativeFloat, PositiveFloat
-from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.core.ranks.sharding import own_part
+from modicum.optim.copies import CopiedOptimizer
 from modicum.optim.ledger import elementwise, local_elements
 from modicum.optim.with_gradients import with_gradients
 
 
-class Lion(Valued, torch.optim.Optimizer):
+class Lion(CopiedOptimizer):
     """Evolved sign momentum: every element moves by the learning rate, up or down.
 
     With a moment M, W loses lr sign(b1 M + (1 - b1) G), and then M <- b2 M + (1 - b2) G. State is
@@ -89,7 +90,7 @@ class Lion(Valued, torch.optim.Optimizer):
         """Update every parameter that has a gradient.
 
         Raises:
-            InputError: a gradient is sparse.
+            InputError: a gradient is sparse, or a parameter complex.
         """
         loss = None
         if closure is not None:

@@ -55,7 +55,11 @@ class Cut:
 
     @classmethod
     def of(cls, parameter: Tensor) -> Cut:
-        """How a parameter is sharded; an unsharded one is not."""
+        """How a parameter is sharded; an unsharded one is not.
+
+        Raises:
+            ValueError: it is sharded otherwise than along dimension 0, or more than once.
+        """
         if not is_sharded(parameter):
             return cls()
         mesh, found = parameter.device_mesh, cls()
@@ -63,7 +67,11 @@ class Cut:
         for dim, placement in enumerate(parameter.placements):
             group = mesh.get_group(dim)
             if placement.is_shard(0):
-                found = cls(group, None, mesh.get_local_rank(dim), mesh.size(dim))
+                if min(found.size, mesh.size(dim)) > 1:
+                    problem = "sharded along dimension 0 more than once"
+                    raise ValueError(f"{problem}: {parameter.placements}")
+                if found.group is None or mesh.size(dim) > 1:
+                    found = cls(group, None, mesh.get_local_rank(dim), mesh.size(dim))
             elif placement.is_replicate() and mesh.size(dim) > 1:
                 replicas = group
             elif not placement.is_replicate():
@@ -184,7 +192,7 @@ class Round:
         """The full gradient of this rank's matrix."""
         mine = self.mine
         if self.cut.group is None:
-            return None if mine is None else _gradient(mine)
+            return None if mine is None else own_part(_gradient(mine))[0]
         parts = {owner: own_part(_gradient(m))[0] for owner, m in self.matrices.items()}
         like = next(iter(parts.values()))
         rows = [] if mine is None else self.cut.rows(mine)

@@ -12,7 +12,7 @@ from torch import Tensor
 from modicum.core.contracts.ledger import ParameterClass, TrainedParameter
 from modicum.core.layers.targets import named
 from modicum.optim.carried import CarriedOver
-from modicum.optim.kept import DTYPES, KeptTensor
+from modicum.optim.kept import DTYPES, KeptTensor, StateShape, state_shapes
 from modicum.optim.projectors import FullSpace, MatrixShape, Projector
 from modicum.optim.rules import UpdateRule
 from modicum.optim.selections import TensorChoice
@@ -139,6 +139,21 @@ class OptimizerParts:
         bases = sum(basis.nbytes(32) for basis in self.projector.bases(shape).values())
         carried = 0 if self.carried is None else self.carried.nbytes(shape)
         return COUNTER + bases + moments + carried
+
+    def state_shapes(self, shape: Sequence[int], rule: UpdateRule | None) -> dict[str, StateShape]:
+        """What is kept of a parameter of this shape, next to the count of its steps.
+
+        Args:
+            rule: by which it is updated by rows; None: an owner takes it in full.
+        """
+        if rule is not None:
+            return state_shapes(rule.state(tuple(shape)), self.rest_bits)
+        matrix = shape[0], shape[1]
+        found = state_shapes(self.inside(matrix), self.bits)
+        found |= state_shapes(self.projector.bases(matrix), 32)
+        if self.carried is not None:
+            found |= state_shapes(self.carried.state(matrix), 32)
+        return found
 
     def row_rule(self, parameter: TrainedParameter, taken: bool | None = None) -> UpdateRule | None:
         """The rule by which a parameter is updated by rows; None: an owner takes it in full.

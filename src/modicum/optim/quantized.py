@@ -34,10 +34,10 @@ def dynamic_map(signed: bool) -> Tensor:
     values = [0.0, 1.0]
     for place in range(_EXPONENTS):
         fractions = 2 ** (place + (0 if signed else 1))
-        edges = torch.linspace(0.1, 1.0, fractions + 1, dtype=torch.float64)
+        edges = torch.linspace(0.1, 1.0, fractions + 1, dtype=torch.float64, device="cpu")
         found = ((edges[:-1] + edges[1:]) / 2 * 10.0 ** (place - _EXPONENTS + 1)).tolist()
         values += found + ([-value for value in found] if signed else [])
-    return torch.tensor(sorted(values), dtype=torch.float32)
+    return torch.tensor(sorted(values), dtype=torch.float32, device="cpu")
 
 
 @functools.cache
@@ -55,12 +55,12 @@ def _first_codes(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     most.
     """
     _, borders = lookup(signed, torch.device("cpu"))
-    upper = torch.arange(1 << 16, dtype=torch.int32)
+    upper = torch.arange(1 << 16, dtype=torch.int32, device="cpu")
     # Of negative numbers the least has all lower bits set.
     least = upper << 16
     least[1 << 15 :] |= 0xFFFF
     first = torch.bucketize(least.view(torch.float32), borders, out_int32=True).to(torch.uint8)
-    ends = torch.cat([borders, torch.tensor([torch.inf])])
+    ends = torch.cat([borders, torch.tensor([torch.inf], device="cpu")])
     return first.to(device), ends.to(device)
 
 
@@ -85,16 +85,22 @@ def scales(elements: int) -> int:
 
 
 def quantize_(codes: Tensor, scale: Tensor, values: Tensor, *, signed: bool) -> None:
-    """Put `values` (fp32, of the shape of `codes`) into uint8 `codes` and fp32 `scale` [blocks]."""
+    """Put `values` (fp32, of the shape of `codes`) into uint8 `codes` and fp32 `scale` [blocks].
+
+    Without a sign nothing has the code of zero, as in `coded_rows.encode`: a mean of squares that
+    is read as zero would make a step without bound. A block of zeros is zero by its scale.
+    """
     flat, out = values.reshape(-1), codes.view(-1)
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK]
         whole = torch.nn.functional.pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
         largest = whole.abs().amax(dim=1)
         scale[start // BLOCK : start // BLOCK + len(largest)] = largest
-        # A block of zeros has the scale zero, and any positive one in its place gives the code 0.
+        # A block of zeros has the scale zero, and any positive one in its place is as good.
         scaled = whole / largest.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
         out[start : start + CHUNK] = nearest(scaled.view(-1)[: part.numel()], signed=signed)
+        if not signed:
+            out[start : start + CHUNK].clamp_(min=1)
 
 
 def dequantize(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:

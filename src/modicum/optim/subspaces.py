@@ -84,6 +84,9 @@ class SubspaceStep:
         due = since == 0 and bool(parts.projector.bases(shape))
         if due or (step == 0 and isinstance(parts.inner, BlockRule)):
             _demand_finite(gradient)
+        # Zeros have no subspace, and what is found for them must not be kept for T steps: the next
+        # step looks again. A factor of an adapter begins so where the other factor is zero.
+        blank = due and step == 0 and not bool(gradient.any())
         active = is_active(parts, step, self.place, self.count)
         if since == 0 and parts.on_refresh == "reset":
             (renew_moments if active else drop_moments)(parts, state, shape)
@@ -94,7 +97,7 @@ class SubspaceStep:
         if parts.carried is not None:
             total = parts.carried.open(state, shape, gradient).add_(gradient)
         inside = self._refresh(total, step) if due else parts.projector.down(total, state)
-        state["step"] += 1
+        state["step"] += int(not blank)
         left: Tensor | None = None
         if parts.carried is not None:
             left = parts.projector.outside(total, inside, state)

@@ -144,6 +144,7 @@ class TransformRuntime(RunHook, ABC):
             and another is not.
     """
 
+    reads_output_gradients = True
     capture: Capture
 
     def __init__(self, context: TransformContext, exclude: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer steps: those that have a gradient, none of which is sparse."""
+"""Which parameters an optimizer steps: those that have a gradient, real and dense."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from modicum.core.contracts.optimizers import Valued
 from modicum.core.errors import InputError
 
 
-def with_gradients(groups: Sequence[dict[str, Any]]) -> list[tuple[nn.Parameter, dict[str, Any]]]:
+def with_gradients(
+    groups: Sequence[dict[str, Any]], *, takes_complex: bool = False
+) -> list[tuple[nn.Parameter, dict[str, Any]]]:
     """Each parameter that has a gradient, with its group, in order.
 
+    Args:
+        takes_complex: whether complex parameters are taken.
+
     Raises:
-        InputError: a gradient is sparse; nothing is changed by then.
+        InputError: a gradient is sparse, or a parameter complex; nothing is changed by then.
     """
     found = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
     for parameter, _ in found:
@@ -25,6 +30,12 @@ def with_gradients(groups: Sequence[dict[str, Any]]) -> list[tuple[nn.Parameter,
             raise InputError(
                 "sparse gradients are not taken, as what is kept of them is dense; have the layer "
                 "give dense gradients, as nn.Embedding(sparse=False) does",
+                value=tuple(parameter.shape),
+            )
+        if parameter.dtype.is_complex and not takes_complex:
+            raise InputError(
+                "complex parameters are not taken, as updates are of real numbers and would lose "
+                "the imaginary part; train torch.view_as_real of it as the parameter",
                 value=tuple(parameter.shape),
             )
     return found
@@ -53,7 +64,8 @@ class TorchStep(Valued):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with_gradients([group for group in self.param_groups if not self.takes_sparse(group)])
+        dense = [group for group in self.param_groups if not self.takes_sparse(group)]
+        with_gradients(dense, takes_complex=True)
         step: Any = super().step  # type: ignore[misc]
         if getattr(step, "hooked", False):  # hooks of a step were called before this one
             step.__wrapped__(self)

@@ -23,6 +23,7 @@ from modicum.tasks import Data
 from modicum.trainer.assembly import Built
 from modicum.trainer.divergence import refuse_divergence
 from modicum.trainer.folder import ANOMALIES, METRICS, PLAN, RunFolder
+from modicum.trainer.forking import left_by_fork
 from modicum.trainer.link_check import LinkCheck, slow_link_row
 from modicum.trainer.out_of_memory import halved, ran_out
 from modicum.trainer.rank_watch import AnomalyReader
@@ -198,7 +199,7 @@ class Session:
         Raises:
             StopRequested: between micro-batches; the update did not happen.
             Restart: memory ran out, and there are other ranks.
-            Interrupted: memory ran out when weights were half new.
+            Interrupted: memory ran out when weights, or what methods keep, were half new.
         """
         generators, program = self.registry.views["random"], self.step_program
         random_before = generators.read()
@@ -214,8 +215,8 @@ class Session:
             while (said := ran_out(once)) is not None:
                 if program.updating:
                     raise Interrupted(
-                        f"memory ran out in the middle of the optimizer's step ({said}); the same "
-                        "command resumes from the last checkpoint, and needs more memory"
+                        f"memory ran out when an update was half made ({said}); the same command "
+                        "resumes from the last checkpoint, and needs more memory"
                     )
                 generators.write(random_before)
                 size = self.plan.prediction.choice.micro_batch_size
@@ -318,9 +319,9 @@ class Session:
     def take_up(self, checkpoint: Checkpoint, *, fork: bool = False) -> None:
         """Resume from a checkpoint's state; that of another run becomes this run's first.
 
-        Another run may have been trained on other data.
+        Another run may have been trained on other data, or by another optimizer.
         """
-        checkpoint.load(self.registry, skip={"inputs"} if fork else set())
+        checkpoint.load(self.registry, skip=left_by_fork(self) if fork else set())
         self.step = checkpoint.step
         self.saved = None if fork else checkpoint.step
         if fork:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import nn
 
 from modicum.core.contracts.hooks_in_order import RunHooks
+from modicum.core.contracts.lightning_callback import LightningCalls
 from modicum.core.contracts.run_hooks import MEMBERS, ExtraLoss, RunHook
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.contracts.trainer_callback import HookCalls
 from modicum.core.errors import InputError
 
 
@@ -197,3 +200,34 @@ def test_under_transformers_the_members_are_the_same(tmp_path: Path) -> None:
     assert [call for call in first if "evaluat" in str(call)] == evaluated * 2
     with pytest.raises(InputError, match="adds a term to the loss"):
         trainer(Everything("a", calls)).train()
+
+
+class LearnsFromOutputs(Duck):
+    """Says what it reads, and that it was closed."""
+
+    reads_output_gradients = True
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_gradients_of_outputs_are_refused_where_losses_are_scaled(trainer: str) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def begun(hook: RunHook, scaler: object) -> None:
+        if trainer == "transformers":
+            wrapped = SimpleNamespace(optimizer=optimizer, scaler=scaler)
+            HookCalls(lambda *_: hook).on_train_begin(model=model, optimizer=wrapped)
+        else:
+            given = SimpleNamespace(optimizers=[optimizer], global_step=0, scaler=scaler)
+            LightningCalls(lambda *_: hook).on_train_start(given, model)
+
+    begun(LearnsFromOutputs(), None)
+    begun(Duck(), object())
+    hook = LearnsFromOutputs()
+    with pytest.raises(InputError, match=r"with fp16 losses are multiplied.*train with bf16"):
+        begun(hook, object())
+    assert hook.closed

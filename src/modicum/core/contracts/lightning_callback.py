@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from modicum.core.contracts.scaled_losses import refuse_scaled_losses
 from modicum.core.errors import InputError
 from modicum.core.extras import library
 
@@ -48,8 +49,8 @@ class LightningCalls:
         """Bind the hook.
 
         Raises:
-            InputError: there are several optimizers, or the method does what Lightning shows to no
-                callback.
+            InputError: there are several optimizers; the method does what Lightning shows to no
+                callback; or it learns from gradients of outputs, and losses are scaled.
         """
         if len(trainer.optimizers) != 1:
             raise InputError(
@@ -59,6 +60,7 @@ class LightningCalls:
                 allowed="1",
             )
         self.runtime = self._begin(pl_module, _bare(trainer.optimizers[0]))
+        refuse_scaled_losses(self.runtime, getattr(trainer, "scaler", None))
         for member, why in _REFUSED.items():
             if member in self.runtime.members:
                 self.runtime.close()

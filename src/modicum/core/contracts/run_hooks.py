@@ -83,12 +83,15 @@ class RunHook:
             optimizer made of them: an update that was deferred is then done at once.
         writes_weights: whether `after_optimizer` of the update at hand changes what is trained;
             copies of it are then brought up once more.
+        reads_output_gradients: whether it learns from gradients of layers' outputs, in the backward
+            pass: where a trainer scales its losses, these are scaled too.
         ended_because: why the method has ended for good, so that from here on it does and spends
             nothing; None: it has not. All ranks have the same, and so has its state.
     """
 
     reads_gradients: bool = False
     writes_weights: bool = False
+    reads_output_gradients: bool = False
     ended_because: str | None = None
 
     def before_update(self, step: int) -> None:

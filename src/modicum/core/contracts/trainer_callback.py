@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.contracts.paired_forward import pair_forward
+from modicum.core.contracts.scaled_losses import refuse_scaled_losses
 from modicum.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ class HookCalls:
         """Bind the hook, and enter its context with every forward pass.
 
         Raises:
-            InputError: it adds a term to the loss, which this trainer shows to no callback; or it
-                changes shapes, for which a trainer must build everything anew.
+            InputError: it adds a term to the loss, which this trainer shows to no callback; it
+                changes shapes, for which a trainer must build everything anew; or it learns from
+                gradients of outputs, and losses are scaled.
         """
         self.runtime = self._begin(known["model"], _bare(known["optimizer"]))
+        refuse_scaled_losses(self.runtime, getattr(known["optimizer"], "scaler", None))
         if "extra_loss" in self.runtime.members:
             raise InputError(
                 "this method adds a term to the loss, which transformers.Trainer shows to no "
