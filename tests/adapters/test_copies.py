@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA, load
@@ -186,6 +187,44 @@ def test_of_two_adapters_the_last_ones_copy_counts_and_the_first_merges_first() 
     second.unmerge()
     first.unmerge()
     assert torch.equal(net.get_parameter("model.norm.weight"), weight)
+
+
+class Named(nn.Module):
+    """Gives a mapping, and no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        return {"hidden": inputs * self.scale}
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.named = nn.Linear(4, 4), Named()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.named(self.map(inputs))["hidden"]
+
+
+def test_a_module_that_gives_no_tensor_computes_with_its_copies() -> None:
+    net, inputs = Mapped(), torch.randn(3, 4)
+    adapter = stir(LoRA(rank=2, targets=("map",), also=("named",)).attach(net))
+    copied = dict(adapter.named_parameters())["named.copy_scale"]
+    torch.testing.assert_close(net(inputs), net.map(inputs) * copied)
+    with adapter.disabled():
+        assert torch.equal(net(inputs), net.map(inputs))
+
+
+def test_an_adapter_works_on_a_layer_of_which_another_has_copies() -> None:
+    net, inputs = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(3, 4)
+    LoRA(rank=2, targets=("0",), also=("1",)).attach(net, name="first")
+    [(_, layer)] = stir(LoRA(rank=2, targets=("1",)).attach(net, name="second")).layers()
+    weight = net[1].weight + layer.delta()
+    expected = F.linear(net[0](inputs), weight, net[1].bias)
+    torch.testing.assert_close(net(inputs), expected)
 
 
 def test_copies_stand_in_the_files_of_a_full_model(tmp_path: Path) -> None:

@@ -117,6 +117,20 @@ def test_another_base_weight_gives_other_norms() -> None:
     assert torch.equal(first.magnitude_0, model[0].weight.norm(dim=1))
 
 
+def test_a_state_of_the_base_alone_moves_no_trained_magnitude() -> None:
+    model, fresh, inputs = *(nn.Sequential(nn.Linear(6, 4)) for _ in range(2)), numbers(3, 6)
+    stirred(model, DoRA(rank=2))
+    expected, state = model(inputs), model.state_dict()
+    base = {name: value for name, value in state.items() if "layers_by_adapter" not in name}
+    model.load_state_dict(base, strict=False)
+    assert torch.equal(model(inputs), expected)
+    [(_, layer)] = DoRA(rank=2).attach(fresh).layers()
+    fresh.load_state_dict(base, strict=False)  # it has not moved, so it starts at these norms
+    assert torch.equal(layer.magnitude, base["0.weight"].norm(dim=1))
+    plain = F.linear(inputs, base["0.weight"], base["0.bias"])
+    torch.testing.assert_close(fresh(inputs), plain, rtol=0, atol=1e-6)
+
+
 def llama() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}

@@ -265,6 +265,39 @@ def test_any_failure_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch)
     assert all(parameter.requires_grad for parameter in first.parameters())
 
 
+def test_the_base_is_frozen_until_the_last_adapter_goes() -> None:
+    model = odd_model()
+    model.get_submodule("narrow").requires_grad_(False)
+
+    def trained() -> set[int]:
+        return {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+
+    before = trained()
+    first, second = (LoRA(rank=1).attach(model, name=name) for name in ("first", "second"))
+    own = {id(parameter) for parameter in second.parameters()}
+    first.detach()
+    assert trained() == own
+    second.detach()
+    assert trained() == before
+
+
+def test_a_detached_handle_does_nothing_to_a_later_adapter_of_its_name() -> None:
+    model, x = odd_model(), numbers(4, 7)
+    old = LoRA(rank=1).attach(model)
+    old.detach()
+    new = stir(LoRA(rank=2).attach(model))
+    output = model(x)
+    old.detach()
+    old.close()
+    assert (new.active, old.active) == (True, False)
+    assert torch.equal(model(x), output)
+    uses: list[Callable[[], object]] = [old.merge, old.activate, lambda: old.weighting]
+    for use in uses:
+        with pytest.raises(InputError, match="the adapter was detached"):
+            use()
+    assert torch.equal(model(x), output)
+
+
 def test_what_has_no_values_is_not_saved(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4, device="meta"))
     adapter = LoRA(rank=1).attach(model)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA, LoRAFA, MoS, load
+from modicum.adapters.saving import Form
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import odd_model, stir
 
@@ -195,8 +196,48 @@ def test_what_no_lora_can_hold_is_not_written_as_one(tmp_path: Path) -> None:
     assert (tmp_path / "own" / "adapter.safetensors").exists()
 
 
+def test_a_name_that_is_taken_leaves_the_adapter_that_has_it(folder: Path) -> None:
+    model, inputs = odd_model(), torch.ones(1, 7)
+    first = load(model, folder)
+    outputs = model(inputs)
+    with pytest.raises(InputError, match="an adapter of this name is attached already"):
+        load(model, folder)
+    assert first.active
+    assert torch.equal(model(inputs), outputs)
+
+
 def test_a_folder_is_replaced_whole(folder: Path) -> None:
-    (folder / "left-over").write_text("old")
+    for name in ("README.md", "adapter_model.bin", "base_weights.json", "modicum_adapter.json"):
+        (folder / name).write_text("of an adapter")
     stir(LoRA(rank=1).attach(odd_model())).save(folder)
     assert sorted(path.name for path in folder.iterdir()) == [CONFIG, WEIGHTS]
     assert json.loads((folder / CONFIG).read_text())["r"] == 1
+
+
+@pytest.mark.parametrize("form", ["peft", "modicum"])
+@pytest.mark.parametrize("other", ["config.json", "second/adapter_config.json", "README.md"])
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, other: str, form: Form) -> None:
+    kept = tmp_path / "mine" / other
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    with pytest.raises(InputError, match="holds other files too") as error:
+        LoRA(rank=2).attach(odd_model()).save(tmp_path / "mine", form=form)
+    assert error.value.value == other.split("/")[0]
+    assert kept.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_folder_that_the_process_runs_in_and_files_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapter = LoRA(rank=2).attach(odd_model())
+    with pytest.raises(InputError, match="this process runs in the folder"):
+        adapter.save(".")
+    for _ in range(2):
+        adapter.save("new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [CONFIG, WEIGHTS]
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="this is a file"):
+        adapter.save("file")
+    assert (tmp_path / "file").read_text() == "mine"

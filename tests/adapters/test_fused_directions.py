@@ -8,10 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from modicum.adapters import RandLoRA
+from modicum.adapters.base import Adapter, AdapterQuery
 from modicum.adapters.fused_directions import plus_directions
 from modicum.adapters.loldu import LoLDU
+from modicum.adapters.salt import SALT, SALTLayer
 from modicum.adapters.svfit import SVFit
+from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.layers.linear_forms import linear_form
 from modicum.proofs.bench.meters import saved_bytes
 from modicum.proofs.contracts.adapters.subjects import numbers, stir
@@ -19,7 +24,7 @@ from modicum.proofs.contracts.adapters.subjects import numbers, stir
 ROWS, IN, OUT = 10, 64, 48
 
 
-def adapted(value: SVFit | LoLDU, form: str = "dense") -> nn.Module:
+def adapted(value: Adapter, form: str = "dense") -> nn.Module:
     weight, bias = numbers(OUT, IN, name="weight") * 0.2, numbers(OUT, name="bias")
     model = nn.Sequential(nn.Linear(IN, OUT))
     if form == "dense":
@@ -85,6 +90,70 @@ def test_what_is_kept_for_the_backward_pass(value: SVFit | LoLDU, expected: int)
     with saved_bytes([*model.parameters(), *model.buffers()]) as saved:
         model(numbers(ROWS, IN).requires_grad_()).sum()
     assert saved.total == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "std"),
+    [(SVFit(rank=OUT), 2.0), (SALT(rank=3, product="built"), 0.3)],
+    ids=["alone", "with a pair"],
+)
+def test_below_fp32_a_large_weight_does_not_swallow_what_is_built(
+    value: Adapter, std: float
+) -> None:
+    model = nn.Sequential(nn.Linear(IN, OUT, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(100 + 0.2 * numbers(OUT, IN, name="weight"))
+    adapter = stir(value.attach(model), std)
+    [(_, layer)] = adapter.layers()
+    if isinstance(layer, SALTLayer):
+        layer.gain.data.zero_()  # it is times singular values, of which one is large
+    # Rows that sum to zero, of numbers that bf16 has, see nothing of the 100.
+    given, towards = (
+        torch.cat([half, -half], 1)
+        for half in (numbers(ROWS, width // 2).mul(8).round() / 8 for width in (IN, OUT))
+    )
+
+    def run() -> tuple[Tensor, Tensor]:
+        inputs = given.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = model(inputs)
+        (outputs.float() * towards).sum().backward()
+        assert inputs.grad is not None
+        return outputs.detach().float(), inputs.grad
+
+    with adapter.disabled():
+        before = run()
+    delta = layer.delta().detach()
+    expected = given @ delta.T, towards @ delta
+    for found, one, wanted in zip(run(), before, expected, strict=True):
+        assert (found - one - wanted).norm() < 0.05 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [SVFit(rank=OUT), SALT(rank=3, product="built"), RandLoRA(rank=4, product="built")],
+    ids=lambda value: value.info.name,
+)
+def test_below_fp32_what_is_built_spends_what_its_ledger_says(value: Adapter) -> None:
+    model = adapted(value)
+    [layer] = model[0].layers_by_adapter.values()
+    # The counter knows `addmm` and not its in-place form, which does the same work.
+    in_place = {
+        torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],
+    }
+    forward, backward = (FlopCounterMode(display=False, custom_mapping=in_place) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16), forward:
+        outputs = model(numbers(ROWS, IN).requires_grad_())
+    with backward:
+        outputs.float().sum().backward()
+    frozen = 2 * ROWS * IN * OUT
+    counted = tuple(each.get_total_flops() - frozen for each in (forward, backward))
+    full, half = (
+        value.operations(AdapterQuery(layer.site, ModelQuery(1, ROWS, compute_bytes=count)))
+        for count in (4, 2)
+    )
+    assert counted == half
+    assert half == tuple(each + frozen for each in full)
 
 
 def test_layers_that_read_one_tensor_keep_it_once_with_dropout_too() -> None:

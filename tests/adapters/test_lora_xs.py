@@ -102,6 +102,18 @@ def test_a_pair_whose_signs_turned_is_another(monkeypatch: pytest.MonkeyPatch) -
         other.load_state_dict(kept)
 
 
+def test_a_large_weights_numbers_may_be_a_step_of_fp16_apart() -> None:
+    model = linear()
+    model[0].weight.data *= 1e4
+    adapter, layer = attached(model)
+    assert layer.fingerprint.min() > 4
+    kept = {name: value.clone() for name, value in adapter.state_dict().items()}
+    near = (layer.fingerprint.view(torch.int16) + 1).view(torch.float16)
+    adapter.load_state_dict(kept | {"0.fingerprint": near})
+    with pytest.raises(InputError, match="is not what its state was trained"):
+        adapter.load_state_dict(kept | {"0.fingerprint": near + 0.1})
+
+
 def test_a_basis_that_is_kept_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

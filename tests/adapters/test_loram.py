@@ -213,6 +213,22 @@ def test_a_state_comes_to_the_units_that_it_is_for_alone(tmp_path: Path) -> None
     assert torch.equal(loaded(TOKENS), small(TOKENS))
 
 
+def test_a_state_of_other_units_is_refused_before_anything_is_copied() -> None:
+    full = decoder()
+    small, _ = pruned(full)
+    other, _ = pruned(full, seed=7)
+    mine, theirs = stirred(small), stirred(other)
+    before = {name: value.clone() for name, value in theirs.state_dict().items()}
+    state = {name: value if name.endswith(KEPT) else 2 * value
+             for name, value in mine.state_dict().items()}  # fmt: skip
+    with pytest.raises(InputError, match="lost other units"):
+        theirs.load_state_dict(state)
+    assert all(torch.equal(value, before[name]) for name, value in theirs.state_dict().items())
+    with pytest.raises(RuntimeError, match="lost other units"):
+        other.load_state_dict(small.state_dict(), strict=False)
+    mine.load_state_dict(state)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_a_normal_fill_is_drawn_for_inputs_alone(rank: int) -> None:
     full = decoder(mlp_width=400)

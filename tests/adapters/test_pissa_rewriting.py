@@ -115,3 +115,17 @@ def test_a_quantized_residual_is_kept_with_the_adapter_or_has_a_lora_next_to_it(
         layer.weight.data.copy_(module.to_dense())
     assert load(plain, tmp_path / "next").method == LoRA(rank=4, alpha=4.0, targets=("0", "1"))
     assert distance(plain(inputs), expected) < 1e-5
+
+
+def test_what_a_quantized_base_cannot_take_is_refused_before_it_is_restored(tmp_path: Path) -> None:
+    (model, weights), (other, _), inputs = quantized(), quantized(), numbers(5, 7)
+    stir(PiSSA(rank=4, rounds=3).attach(model, weights=weights)).save(tmp_path / "own")
+    adapter = load(other, tmp_path / "own")
+    expected, own = other(inputs), adapter.state_dict()
+    state = {name: 1.1 * value if name.endswith("_0") else value for name, value in own.items()}
+    with pytest.raises(InputError, match="starts from the full-precision weight"):
+        adapter.load_state_dict(state)
+    assert torch.equal(other(inputs), expected)
+    with pytest.raises(InputError, match="starts from the full-precision weight"):
+        adapter.initialise()
+    assert torch.equal(other(inputs), expected)

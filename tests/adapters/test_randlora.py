@@ -133,6 +133,26 @@ def test_nothing_of_the_size_of_a_matrix_is_kept(product: str) -> None:
         assert (thin == ins) == adapter.method.saves_input(site)
 
 
+@pytest.mark.parametrize(("ins", "outs"), [(32, 48), (48, 32)])
+def test_below_fp32_a_large_weight_does_not_swallow_what_is_built(ins: int, outs: int) -> None:
+    adapter = attached(ins, outs, rank=4, product="built")
+    model, delta = adapter.model, the_layer(adapter).delta().detach()
+    with torch.no_grad():
+        model[0].weight.fill_(100.0)
+        model[0].bias.zero_()
+    # Rows that sum to zero, of numbers that bf16 has, see nothing of the 100.
+    given, towards = (
+        torch.cat([half, -half], 1)
+        for half in (numbers(6, width // 2).mul(8).round() / 8 for width in (ins, outs))
+    )
+    inputs = given.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(inputs)
+    (outputs.float() * towards).sum().backward()
+    for found, wanted in ((outputs, given @ delta.T), (inputs.grad, towards @ delta)):
+        assert (found.float() - wanted).norm() < 0.03 * wanted.norm()
+
+
 def test_few_positions_are_factored_and_many_built() -> None:
     method = RandLoRA(rank=4)
     site = attached(64, 64, rank=4).sites["0"]

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from modicum.adapters.adapter_layer import CopiesLayer
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.first_pass import stop_watching
+from modicum.adapters.names import plain_model, plain_name
 from modicum.adapters.patching_layer import PatchingLayer, with_patches
 from modicum.adapters.plain_state import PlainState
 from modicum.adapters.row_groups import RowGroups
@@ -21,6 +23,8 @@ from modicum.core.errors import InputError
 from modicum.core.layers.computing_with import computing_with
 from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.torch_private import leave_out_of_ddp
+
+_TRAINED = "_trained_without_adapters"  # what a model with adapters notes in its `__dict__`
 
 
 class AdaptedLayer(PlainState):
@@ -117,6 +121,8 @@ class AdaptedBlock(AdaptedLayer):
     """
 
     def forward(self, *given: Any, **named: Any) -> Any:
+        if self._has_copies_alone and "row_groups" not in self.__dict__:
+            return self.plain(*given, **named)  # whatever it takes, and gives
         inputs, rest = (given[0], given[1:]) if given else (named.pop(next(iter(named))), ())
         others: tuple[Any, ...] | None = None
         if "row_groups" in self.__dict__ and self._changes_base and (rest or named):
@@ -145,6 +151,12 @@ class AdaptedBlock(AdaptedLayer):
         """Whether an active adapter changes what the module gives, and not parameters alone."""
         layers = (self.layers_by_adapter[name] for name in self.active)
         return any(isinstance(one, AdapterLayer) and one.site.kind == "block" for one in layers)
+
+    @property
+    def _has_copies_alone(self) -> bool:
+        """Whether no adapter has anything here but copies of parameters."""
+        layers = self.layers_by_adapter.values()
+        return not [layer for layer in layers if not isinstance(layer, CopiesLayer)]
 
 
 class _OwnModules(nn.Module):
@@ -220,6 +232,25 @@ def take_off(model: nn.Module, name: str) -> None:
         delattr(model, shared_name(name))
     if not worn(model):
         stop_watching(model)
+        _thaw(model)
+
+
+def freeze(model: nn.Module) -> None:
+    """Freeze all parameters; those that are trained without adapters are noted for the last one."""
+    if not worn(model):
+        named = model.named_parameters()
+        trained = frozenset(plain_name(name) for name, value in named if value.requires_grad)
+        plain_model(model).__dict__[_TRAINED] = trained
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def _thaw(model: nn.Module) -> None:
+    """Train again what was trained before the first adapter came."""
+    trained: frozenset[str] = plain_model(model).__dict__.pop(_TRAINED, frozenset())
+    for name, parameter in model.named_parameters():
+        if plain_name(name) in trained:
+            parameter.requires_grad_(True)
 
 
 def generated_names(model: nn.Module, name: str) -> list[str]:

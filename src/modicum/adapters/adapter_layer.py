@@ -259,6 +259,20 @@ class AdapterLayer(FrozenBuffers):
             InputError: it is for another.
         """
 
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any
+    ) -> None:
+        own = dict(self.kept_buffers())
+        there = {key: state_dict[f"{prefix}{key}"] for key in own if f"{prefix}{key}" in state_dict}
+        try:
+            # `load_state_dict` itself names what has another shape, and nothing of that is used.
+            self.check_kept({key: t for key, t in there.items() if t.shape == own[key].shape})
+        except InputError as error:
+            errors: list[str] = others[-1]
+            errors.append(str(error))
+            return
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *others)
+
     def as_peft(self) -> tuple[Tensor, Tensor, float] | None:
         """The same as a file of PEFT's has it, next to the method's `peft_tensors`."""
         return self.as_lora()

@@ -22,13 +22,12 @@ from modicum.adapters import saving
 from modicum.adapters.adapted_layer import (
     AdaptedLayer,
     device_of,
+    freeze,
     generated_names,
     take_off,
     undone_on_failure,
     wear,
-    worn,
 )
-from modicum.adapters.adapter_layer import check_state
 from modicum.adapters.applying import apply
 from modicum.adapters.attaching import (
     check_has_sizes,
@@ -40,17 +39,16 @@ from modicum.adapters.attaching import (
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
 from modicum.adapters.deriving import derive
-from modicum.adapters.deriving_layer import DerivingLayer
 from modicum.adapters.first_pass import watch_first_pass
 from modicum.adapters.folding import TOLERANCE, Folding
 from modicum.adapters.merged import Merged
 from modicum.adapters.merging import merge, unmerge
-from modicum.adapters.patching_layer import INDICES, PatchingLayer
 from modicum.adapters.preparation import Preparation
-from modicum.adapters.rewriting import check_base, differs, restore, rewrite
+from modicum.adapters.rewriting import check_base, check_readable, differs, restore, rewrite
 from modicum.adapters.saving import Form
 from modicum.adapters.sites import left_out, shared_name
 from modicum.adapters.slices import check_apart, layer_name, open_slices
+from modicum.adapters.states import check_takes
 from modicum.adapters.steps import AdapterSteps, steps_of
 from modicum.adapters.widths import check_rank_fits
 from modicum.core.errors import InputError
@@ -113,14 +111,11 @@ class AttachedAdapter(Attachment):
         check_base(model, layers, readable=weights is not None or not start)
         for layer in layers:
             layer.check_base(model.get_submodule(layer_name(layer.site)))
-        trained = () if worn(model) else model.named_parameters()
-        self._frozen = {name for name, parameter in trained if parameter.requires_grad}
         by_name = {site.name: site for site in sites}
         super().__init__(model, method, name, seed, by_name, shared, copied, weights, prepared)
         self._merged: Merged | None = None
         with undone_on_failure(model, name):
-            for parameter in model.parameters():
-                parameter.requires_grad_(False)
+            freeze(model)
             open_slices(model, sites)
             for layer in layers:
                 wear(model.get_submodule(layer.site.name), name, layer)
@@ -152,9 +147,19 @@ class AttachedAdapter(Attachment):
     @property
     def weighting(self) -> float:
         """What the adapter's change is multiplied with while it is active, or merged."""
+        self._check_attached()
         return next(layer.weighting for _, layer in self.everywhere())
 
+    def _check_attached(self) -> None:
+        if not self.sites:
+            raise InputError("the adapter was detached", value=self.name)
+
     # State
+
+    def _check_unmerged(self) -> None:
+        self._check_attached()
+        if self.merged:
+            raise InputError("the adapter is merged; unmerge it first", value=self.name)
 
     def _wearer(self, name: str) -> AdaptedLayer:
         wearer = self.model.get_submodule(name)
@@ -165,20 +170,15 @@ class AttachedAdapter(Attachment):
         """Put tensors back; what was taken out of the base weights is taken out anew if it differs.
 
         Raises:
-            InputError: names or shapes are others than this adapter's, or what it derives from the
-                base weights is not what the state is for.
+            InputError: it is merged or detached; or as `check_takes`. Then nothing was changed.
         """
-        check_state(own := self.state_dict(), state)
-        for site, layer in self.layers():
-            if isinstance(layer, DerivingLayer):
-                layer.check_fingerprint(state.get(f"{site}.fingerprint"))
-            if isinstance(layer, PatchingLayer):
-                layer.check_state(state.get(f"{site}.{INDICES}"))
+        self._check_unmerged()
+        check_takes(self, state)
         if differs(self, state):
             restore(self)
             rewrite(self, {self.model_name(name): value for name, value in state.items()}, None)
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in self.state_dict().items():
                 tensor.copy_(state[name])
         for _, module in self.modules():
             module.redraw()
@@ -199,11 +199,15 @@ class AttachedAdapter(Attachment):
             ranks: share the work among these; None: every process does all of it.
 
         Raises:
-            InputError: the base is quantized, and the method needs the full-precision weight; or
-                what it derives from the weight, or the layer, is not what `kept` is for.
+            InputError: it is merged or detached; the base is quantized, and the method needs the
+                full-precision weight; or what it derives from the weight, or the layer, is not what
+                `kept` is for.
         """
+        self._check_unmerged()
+        weights = weights or self.weights
+        check_readable(self, weights)
         restore(self)
-        self.weights, self.ranks = weights or self.weights, ranks or self.ranks
+        self.weights, self.ranks = weights, ranks or self.ranks
         self.shared.initialise(seed=self.seed)
         self.shared.start_frozen(device_of(self.model, next(iter(self.sites))))
         for _, layer in self.everywhere():
@@ -249,7 +253,8 @@ class AttachedAdapter(Attachment):
 
         Raises:
             InputError: it has to be applied first, and so has another, or a part of the weight that
-                it reads is in another; the weight is not finite; or it is merged with another.
+                it reads is in another; the weight is not finite; or it is merged with another, or
+                was detached.
 
         >>> from modicum.adapters import LoRA
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4))
@@ -257,6 +262,7 @@ class AttachedAdapter(Attachment):
         >>> law.activate(0.7)
         >>> code.activate(0.3, alone=False)
         """
+        self._check_attached()
         if not math.isfinite(weight):
             raise InputError("is not a finite number", field="weight", value=weight)
         if self.merged and weight not in (1.0, self.weighting):
@@ -277,7 +283,7 @@ class AttachedAdapter(Attachment):
     @property
     def active(self) -> bool:
         """Whether it is in use, next to the weights: on all of its sites, or on none."""
-        return self.name in self._wearer(next(iter(self.sites))).active
+        return bool(self.sites) and self.name in self._wearer(next(iter(self.sites))).active
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -301,12 +307,14 @@ class AttachedAdapter(Attachment):
                 `nn.Linear` of this dtype.
 
         Raises:
-            InputError: it is merged already; layers would lose a part and `dense` is not given; or
-                another adapter has rewritten the base and is neither merged nor detached.
+            InputError: it is merged already, or was detached; layers would lose a part and `dense`
+                is not given; or another adapter has rewritten the base and is neither merged nor
+                detached.
         """
         if self.merged:
             how = "is merged already" if self.sites else "was merged and detached"
             raise InputError(f"the adapter {how}", value=self.name)
+        self._check_attached()
         self._merged = merge(self, dense)
         self.deactivate()
 
@@ -314,11 +322,12 @@ class AttachedAdapter(Attachment):
         """Take a merged adapter out of the base weights and use it next to them again.
 
         Raises:
-            InputError: it is not merged; or the weights that it was merged into, in a low
-                precision or another form, were changed since.
+            InputError: it is not merged, or was detached; or the weights that it was merged into,
+                in a low precision or another form, were changed since.
         """
         if self._merged is None:
             raise InputError("the adapter is not merged", value=self.name)
+        self._check_attached()
         unmerge(self, self._merged)
         self._merged = None
         self.activate(self.weighting, alone=False)
@@ -329,14 +338,13 @@ class AttachedAdapter(Attachment):
         A merged adapter leaves its change in the weights. One that took its start out of the
         weights puts it back: exactly where it was given a reader of them, else to rounding. When
         the last adapter goes, the parameters that were trainable before the first came are
-        trainable again.
+        trainable again. Of one that was detached already this does nothing.
         """
+        if not self.sites:  # another adapter may have its name by now
+            return
         if not self.merged:
             restore(self)
         take_off(self.model, self.name)
-        for name, parameter in self.model.named_parameters():
-            if name in self._frozen:
-                parameter.requires_grad_(True)
         self.sites, self.copied = {}, {}
 
     close = detach
@@ -381,7 +389,8 @@ class AttachedAdapter(Attachment):
 
         Raises:
             InputError: the form cannot hold the adapter exactly; folded into a LoRA it loses more
-                than `tolerance`; or it has no values yet (meta).
+                than `tolerance`; it has no values yet (meta); or the folder holds what is no
+                adapter's, which would be lost.
         """
         how: Any = {"rank": rank, "tolerance": tolerance, "batches": batches, "write": write}
         return saving.save(self, folder, base_model=base_model, form=form, dtype=dtype, **how)

@@ -1,8 +1,9 @@
 """A layer of an adapter with tensors that are a function of the base weight, and kept nowhere.
 
 A state dict has two numbers that say which they were: projections of what the layer can compute, on
-vectors that are the same everywhere. Two machines' rounding moves these by less than `SAME_BASIS`;
-another base model, or another choice among singular vectors of equal values, by more.
+vectors that are the same everywhere. Two machines' rounding moves these by less than `SAME_BASIS`
+and a step of fp16, in which they are kept; another base model, or another choice among singular
+vectors of equal values, by more.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from modicum.adapters.factors import FINGERPRINT, Factor, SharedFactors
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.random import normal_
-from modicum.core.ranks.sharding import is_sharded
+from modicum.core.ranks.sharding import is_sharded, own_part
 
 if TYPE_CHECKING:
     from modicum.adapters.base import Adapter
 
 _MIXING = 42  # a seed
-SAME_BASIS = 3e-3  # with the rounding of fp16, in which they are kept
+SAME_BASIS = 3e-3  # with fp16's rounding of numbers of about 1
 
 
 def fingerprint(up: Tensor, down: Tensor) -> Tensor:
@@ -115,7 +116,9 @@ class DerivingLayer(AdapterLayer):
         if kept is None or self.of_held:
             return
         own = self.fingerprint if derived is None else derived["fingerprint"]
-        if bool((own.float() - kept.to(own).float()).abs().max() <= SAME_BASIS):
+        other = kept.to(own).float()
+        step = torch.finfo(FINGERPRINT.dtype).eps * other.abs()  # two that fp16 rounds apart
+        if bool(((own.float() - other).abs() <= SAME_BASIS + step).all()):
             return
         raise InputError(
             "what the adapter derives from this layer's weight is not what its state was trained "
@@ -152,10 +155,26 @@ class DerivingLayer(AdapterLayer):
 
     @torch.no_grad()
     def _derive_of_held(self) -> None:
-        """Derive from the weight that the layer has been given, where it has one to itself."""
+        """Derive from the weight that the layer has been given, where it has one to itself.
+
+        A factor that is still where it started starts anew; one that was trained is left alone.
+        """
         if any(tensor.is_meta or is_sharded(tensor) for tensor in self.layer.parameters()):
             return
-        self.put(self.derive(base_weights.read(self.layer, self.site)))
+        for name, value in self.derive(base_weights.read(self.layer, self.site)).items():
+            if self._untrained(name):
+                self.put({name: value})
+            else:
+                self.get_buffer(name).copy_(value)
+
+    def _untrained(self, name: str) -> bool:
+        """Whether the factor that starts as this buffer, if there is one, has not moved."""
+        factor = self._parameters.get(name.removesuffix("_0"))
+        if factor is None:
+            return True
+        part, before = own_part(factor.detach())
+        held = self.get_buffer(name)[before : before + part.shape[0]]
+        return torch.equal(part, held.to(part))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any

@@ -18,6 +18,7 @@ from modicum.adapters.convolutions import plus_convolved
 from modicum.adapters.deriving_layer import DerivingLayer, fingerprint
 from modicum.adapters.fused import compute_dtype
 from modicum.adapters.fused_directions import operations, plus_directions
+from modicum.adapters.kronecker import folds
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import whole
@@ -146,9 +147,7 @@ class Directions(Adapter):
 
     def operations(self, at: AdapterQuery) -> tuple[int, int]:
         site, count = at.site, self.rank_at(at.site)
-        built, dropped = self.builds(site), bool(self.dropout)
+        built, folded = self.builds(site), folds(self.dropout, at.shape.compute_bytes)
         shape = site.out_features, site.in_features
-        forward, backward = operations(
-            at.shape.positions, count, shape, built=built, dropped=dropped
-        )
+        forward, backward = operations(at.shape.positions, count, shape, built=built, folds=folded)
         return forward, backward

@@ -12,6 +12,7 @@ from modicum.adapters import model_files, native_files, peft_files, peft_formats
 from modicum.adapters.adapted_layer import undone_on_failure
 from modicum.adapters.adapter_layer import check_shape, check_state
 from modicum.adapters.attached_adapter import AttachedAdapter
+from modicum.adapters.attaching import check_name
 from modicum.adapters.base import Adapter, ReadWeight
 from modicum.adapters.base_weights import is_exact
 from modicum.adapters.factors import Factor, Generated
@@ -53,7 +54,7 @@ def load(
 
     Raises:
         InputError: no such folder, files that cannot be read or are truncated, a kind of adapter
-            that is not plain LoRA (which, and why), or one of another model.
+            that is not plain LoRA (which, and why), one of another model, or the name is taken.
 
     >>> import tempfile, torch
     >>> from modicum.adapters import LoRA, load
@@ -97,8 +98,9 @@ def _attached(
     """Attach an adapter to the layers that its targets name in full, with its tensors.
 
     Raises:
-        InputError: they are not this adapter's, or it does not fit the model.
+        InputError: the name is taken; they are not this adapter's, or it does not fit the model.
     """
+    check_name(model, name)  # what fails below takes off the adapter of this name
     try:
         method = stored.method
         known = {plain_name(site.name): site.name for site in method.candidates(model)}

@@ -4,7 +4,8 @@ The update is up diag(d) down with d [k] alone trained. Its gradient needs, of a
 numbers that both products meet in, and not the layer's input: d_i gets the sum over positions of
 (up_i . dy)(down_i . x). Where there are as many directions as the matrix has rank, the update is
 built instead, once a product; then the input is what is kept, which layers that read one tensor
-share, and of dropout the mask as bits.
+share, and of dropout the mask as bits. What is built is added to the weight, but not with dropout,
+nor below fp32, in which the weight would swallow a small change.
 
 A pair of thin matrices may come to it, whose product b a is added to the update, and which take
 gradients both; then the input is what is kept in either way, of which the backward pass makes the
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from modicum.adapters.dropping import drop, mask_of
 from modicum.adapters.fused import compute_dtype, fusible
+from modicum.adapters.kronecker import folds
 from modicum.core.layers.frozen_product import weight_of
 from modicum.core.torch_private import transforms_run
 
@@ -107,7 +109,7 @@ class _AlongDirections(torch.autograd.Function):
 class _Built(torch.autograd.Function):
     """y = x W^T + b + dropout(x) (up diag(d) down)^T for x [n, in]; of the rest d has a gradient.
 
-    Without dropout the update is added to W, and there is one product. `low` matrices as above.
+    Where the update `folds` into W there is one product. `low` matrices as above.
     """
 
     @staticmethod
@@ -129,12 +131,12 @@ class _Built(torch.autograd.Function):
         cast, bits = x.to(dtype), None
         weight = weight_of(form, held, columns, dtype)
         bias = bias if bias is None else bias.to(dtype)
-        if dropout:
+        if folds(dropout, dtype.itemsize):
+            outputs = F.linear(cast, _update(d, down, up, a, b, weight).to(dtype), bias)
+        else:
             outputs = F.linear(cast, weight, bias)
             seen, bits = drop(cast, dropout)
             outputs.addmm_(seen, _update(d, down, up, a, b).to(dtype).T)
-        else:
-            outputs = F.linear(cast, _update(d, down, up, a, b, weight).to(dtype), bias)
         ctx.about = dropout, dtype, form, columns
         ctx.save_for_backward(x, d, down, up, a, b, bits, *held)
         return outputs
@@ -158,7 +160,7 @@ class _Built(torch.autograd.Function):
             b_gradient = (of_weight @ a.to(up.dtype).T).to(b.dtype)
         if of_x:
             weight = weight_of(form, tuple(held), columns, dtype)
-            if bits is None:
+            if folds(dropout, dtype.itemsize):
                 x_gradient = gradient @ _update(d, down, up, a, b, weight).to(dtype)
             else:
                 update = _masked(gradient @ _update(d, down, up, a, b).to(dtype), bits, dropout)
@@ -241,7 +243,7 @@ def plus_directions(
 
 
 def operations(
-    positions: int, count: int, shape: tuple[int, int], low: int = 0, *, built: bool, dropped: bool
+    positions: int, count: int, shape: tuple[int, int], low: int = 0, *, built: bool, folds: bool
 ) -> tuple[int, int]:
     """Operations forward and backward beyond the frozen product's, with a gradient of x.
 
@@ -249,12 +251,13 @@ def operations(
         count: k, the directions.
         shape: of the weight, out and in.
         low: r, of the pair of thin matrices.
+        folds: whether what is built is added to the weight.
     """
     outs, ins = shape
     if not built:
         forward = 2 * positions * (count + low) * (outs + ins)
         again = 2 * positions * (count + low) * ins if low else 0
         return forward, forward + 2 * positions * low * (outs + ins) + again
-    apart = positions if dropped else 0  # next to the base's own product
+    apart = 0 if folds else positions  # next to the base's own product
     forward = 2 * outs * ins * (count + low + apart)
     return forward, 2 * outs * ins * (positions + apart + 2 * count + 3 * low)

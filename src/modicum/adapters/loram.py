@@ -36,12 +36,17 @@ class LoRAMLayer(LoRALayer):
         """Start as LoRA does, and note which rows and columns there are."""
         super().initialise(seed=seed, device=device)
         self.fill_seed = seed
-        self.kept.fill_(0 if self.site.part is None else self.site.part.digest)
+        self.kept.fill_(self.digest)
+
+    @property
+    def digest(self) -> int:
+        """A number that says which rows and columns W has; 0: all."""
+        return 0 if self.site.part is None else self.site.part.digest
 
     def check_kept(self, kept: Mapping[str, Tensor]) -> None:
         if (other := kept.get(KEPT)) is None or other.is_meta or self.kept.is_meta:
             return
-        if int(other) != int(self.kept):
+        if int(other) != self.digest:
             raise InputError(
                 "this adapter was trained on a model that lost other units, so its factors belong "
                 "to other rows and columns; load it on the pruned model that it was trained on, or "

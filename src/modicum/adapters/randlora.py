@@ -12,6 +12,7 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter, AdapterLayer, AdapterQuery, Factor, Generated
 from modicum.adapters.base_weights import at_least_fp32
+from modicum.adapters.kronecker import folds
 from modicum.adapters.sites import Site
 from modicum.adapters.thin_products import (
     ThinRule,
@@ -226,7 +227,7 @@ class RandLoRA(Adapter):
         }
 
     def builds(self, site: Site, positions: int, *, dropout: float) -> bool:
-        """Whether the change of a layer is built for so many positions."""
+        """Whether the change of a layer is built for so many positions, by the work in fp32."""
         if self.product != "auto":
             return self.product == "built"
         works = [sum(self._work(site, positions, built, dropout)) for built in (True, False)]
@@ -236,13 +237,15 @@ class RandLoRA(Adapter):
         built = self.builds(site, positions, dropout=self.dropout)
         return (built, built) if self.product == "auto" else None
 
-    def _work(self, site: Site, positions: int, built: bool, dropout: float) -> tuple[int, int]:
+    def _work(
+        self, site: Site, positions: int, built: bool, dropout: float, compute_bytes: int = 4
+    ) -> tuple[int, int]:
         sizes = positions, self.columns(site), site.in_features, site.out_features
-        rule, folds = self.rule(site), not dropout
+        rule, folded = self.rule(site), folds(dropout, compute_bytes)
         back = backward_work(
-            *sizes, rule.side, built=built, folds=folds, keeps_input=rule.keeps_input
+            *sizes, rule.side, built=built, folds=folded, keeps_input=rule.keeps_input
         )
-        return forward_work(*sizes, built=built, folds=folds), back
+        return forward_work(*sizes, built=built, folds=folded), back
 
     def saves_input(self, site: Site) -> bool:
         return self.product != "factored" or site.in_features <= site.out_features
@@ -260,8 +263,8 @@ class RandLoRA(Adapter):
 
     def operations(self, at: AdapterQuery) -> tuple[int, int]:
         built = self.builds(at.site, at.shape.positions, dropout=self.dropout)
-        forward, backward = self._work(at.site, at.shape.positions, built, self.dropout)
-        return forward, backward
+        shape = at.shape
+        return self._work(at.site, shape.positions, built, self.dropout, shape.compute_bytes)
 
 
 @dataclass(frozen=True)

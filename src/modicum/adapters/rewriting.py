@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from modicum.adapters import base_weights
 from modicum.adapters.attachment import Attachment
-from modicum.adapters.base import AdapterLayer, Generated
+from modicum.adapters.base import AdapterLayer, Generated, ReadWeight
 from modicum.adapters.deriving import check_derivable
 from modicum.adapters.deriving_layer import DerivingLayer
 from modicum.adapters.patching_layer import PatchingLayer
@@ -61,6 +61,19 @@ def check_base(model: nn.Module, layers: Iterable[AdapterLayer], *, readable: bo
             _check_readable(there, layer.site.name)
 
 
+def check_readable(attached: Attachment, weights: ReadWeight | None) -> None:
+    """Make sure that an adapter's base weights can be rewritten anew, before any is put back.
+
+    Args:
+        weights: gives the full-precision weight of a layer by its name; None: the layer's own.
+
+    Raises:
+        InputError: one is quantized, and nobody gives the full-precision weight.
+    """
+    for name in rewriting(attached) if weights is None else ():
+        _check_readable(attached.model.get_submodule(name), name)
+
+
 def _check_readable(base: nn.Module, name: str) -> None:
     if not base_weights.is_exact(base):
         raise InputError(
@@ -84,8 +97,7 @@ def rewrite(attached: Attachment, kept: Mapping[str, Tensor] | None, ranks: Rank
     """
     ranks = ranks or Ranks()
     layers = rewriting(attached)
-    for name in layers if attached.weights is None else ():
-        _check_readable(attached.model.get_submodule(name), name)
+    check_readable(attached, attached.weights)
     if kept is not None:
         for name, layer in layers.items():
             layer.put(_kept(attached, name, layer, kept))

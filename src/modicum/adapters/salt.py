@@ -15,6 +15,7 @@ from modicum.adapters.base import SAVED, AdapterQuery, Factor
 from modicum.adapters.deriving_layer import mixed_fingerprint
 from modicum.adapters.directions import Directions, DirectionsLayer, joined
 from modicum.adapters.fused_directions import operations
+from modicum.adapters.kronecker import folds
 from modicum.adapters.sites import Site
 from modicum.adapters.steps import AdapterSteps, FollowingLayer
 from modicum.core.contracts.ledger import Entry, Ledger
@@ -244,10 +245,10 @@ class SALT(Directions):
         return AdapterSteps(bound) if self.penalty else super().run_hook(bound)
 
     def builds_for(self, site: Site, positions: int, *, dropped: bool) -> bool:
-        """Whether the change of a layer is built for so many positions."""
+        """Whether the change of a layer is built for so many positions, by the work in fp32."""
         if self.product != "auto" or site.kind == "convolution":
             return self.product == "built" and site.kind == "linear"
-        works = [sum(self._work(site, positions, built, dropped)) for built in (True, False)]
+        works = [sum(self._work(site, positions, built, not dropped)) for built in (True, False)]
         return works[0] < works[1] or not self.split_of(site)[1]
 
     def built_at(self, site: Site, positions: int) -> tuple[bool, bool] | None:
@@ -260,11 +261,11 @@ class SALT(Directions):
         j = k + rest if self.relu == "diagonal" else k
         return j, (rest if self.relu == "all" else self.rank) if rest else 0
 
-    def _work(self, site: Site, positions: int, built: bool, dropped: bool) -> tuple[int, int]:
+    def _work(self, site: Site, positions: int, built: bool, folded: bool) -> tuple[int, int]:
         """Operations forward and backward."""
         n, m, (j, i) = site.in_features, site.out_features, self.widths(site)
         rest = self.split_of(site)[1]
-        forward, backward = operations(positions, j, (m, n), i, built=built, dropped=dropped)
+        forward, backward = operations(positions, j, (m, n), i, built=built, folds=folded)
         if self.relu != "all":
             making = 2 * rest * i * (m + n)
             return forward + making, backward + making
@@ -292,6 +293,7 @@ class SALT(Directions):
         )
 
     def operations(self, at: AdapterQuery) -> tuple[int, int]:
-        site, positions, dropped = at.site, at.shape.positions, bool(self.dropout)
-        built = self.builds_for(site, positions, dropped=dropped)
-        return self._work(site, positions, built, dropped)
+        site, positions = at.site, at.shape.positions
+        built = self.builds_for(site, positions, dropped=bool(self.dropout))
+        folded = folds(self.dropout, at.shape.compute_bytes)
+        return self._work(site, positions, built, folded)

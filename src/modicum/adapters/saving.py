@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from modicum.adapters import native_files, peft_formats
+from modicum.adapters import native_files, peft_files, peft_formats
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.folding import Folding, folded
 from modicum.core.errors import InputError
 from modicum.core.files import located
 from modicum.core.layers.full_model import FullModel, full_model_of
+from modicum.core.weight_digests import BASE_WEIGHTS
 
 Form = Literal["peft", "peft-rest", "modicum"]
+
+_CONFIGS = {native_files.CONFIG, peft_files.CONFIG}
+# What modicum and PEFT, its older versions too, write into an adapter's folder.
+_FILES = _CONFIGS | {native_files.WEIGHTS, peft_files.WEIGHTS, "adapter_model.bin", BASE_WEIGHTS}
+_CARD = "README.md"  # PEFT's where there is an adapter, somebody's own elsewhere
 
 
 def full_model(attached: Attachment) -> FullModel | None:
@@ -45,6 +52,8 @@ def save(
     if any(parameter.is_meta for parameter in attached.parameters()):
         problem = "the adapter is on the meta device, where tensors have no values; initialise it"
         raise InputError(problem, value=attached.name)
+    target = Path(os.path.abspath(folder))  # `.` has no name that another could be put next to
+    _check_replaced(target)
     base_model = located(base_model)
     folding = None
     if rank is not None:
@@ -58,11 +67,39 @@ def save(
         base_model = full.folder
     if form == "modicum":
         how: Any = {"base_model": base_model, "dtype": dtype, "write": write}
-        native_files.save(attached, Path(folder), **how)
+        native_files.save(attached, target, **how)
     elif dtype is not None:
         problem = "PEFT's files have the adapter's own precision; leave it out, or save"
         raise InputError(f'{problem} with form="modicum"', field="dtype", value=str(dtype))
     else:
         how = {"rest": form == "peft-rest", "write": write, "folding": folding}
-        peft_formats.save(attached, Path(folder), base_model=base_model, **how)
+        peft_formats.save(attached, target, base_model=base_model, **how)
     return folding
+
+
+def _check_replaced(folder: Path) -> None:
+    """Make sure that nothing is lost but an adapter where a folder is replaced.
+
+    Every rank calls this, so that none waits for one that has refused.
+
+    Raises:
+        InputError: it is a file, holds something else, or is the one that this process runs in.
+    """
+    try:
+        found = {entry.name for entry in folder.iterdir()}
+        here = folder.samefile(os.curdir)
+    except FileNotFoundError:  # or just moved away by the rank that writes
+        return
+    except NotADirectoryError:
+        problem = "this is a file, and an adapter is a folder; give a new one"
+        raise InputError(problem, file=folder) from None
+    others = found - _FILES - ({_CARD} if found & _CONFIGS else set())
+    if others:
+        raise InputError(
+            "this folder holds other files too, which the adapter's would replace; give a new one",
+            file=folder,
+            value=min(others),
+        )
+    if here:
+        problem = "this process runs in the folder, which would be replaced; give a new one"
+        raise InputError(problem, file=folder)

@@ -234,7 +234,9 @@ class SNELLA(InputAlone):
         Raises:
             InputError: it cannot.
         """
-        if count is not None and not 0 <= int(count) <= site.elements:
+        if count is None or count.is_meta:
+            return
+        if not 0 <= int(count) <= site.elements:
             problem = f"{site.name} cannot keep so many of its {site.elements} entries"
             raise InputError(problem, field="kept", value=int(count))
 

@@ -2,8 +2,10 @@
 
 The change is U D with D [k, in] and U [out, k], one of them frozen, the other made anew of trained
 tensors. Where k is as large as the layer, two thin products cost more than the layer itself; for
-many positions it is less work to build U D once and add it to the weight. Nothing of the size of a
-matrix is kept for the backward pass: there both are made anew of x and the trained tensors.
+many positions it is less work to build U D once and add it to the weight; with dropout, and below
+fp32, in which the weight would swallow a small change, it has a product of its own. Nothing of the
+size of a matrix is kept for the backward pass: there both are made anew of x and the trained
+tensors.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from modicum.adapters.dropping import drop, drop_again, mask_of
 from modicum.adapters.fused import compute_dtype, next_to_frozen
+from modicum.adapters.kronecker import folds
 from modicum.core.layers.frozen_product import FrozenProduct, weight_of
 from modicum.core.torch_private import transforms_run
 
@@ -95,10 +98,10 @@ class _FrozenPlusThin(torch.autograd.Function):
         if built:
             if weight is None:
                 outputs = F.linear(seen, up @ down)
-            elif dropout:
-                outputs = F.linear(cast, weight, offset).addmm_(seen, (up @ down).T)
-            else:
+            elif folds(dropout, dtype.itemsize):
                 outputs = F.linear(cast, torch.addmm(weight, up, down), offset)
+            else:
+                outputs = F.linear(cast, weight, offset).addmm_(seen, (up @ down).T)
         else:
             thin = seen @ down.T
             if weight is None:
@@ -134,7 +137,7 @@ class _FrozenPlusThin(torch.autograd.Function):
             of_side = gradient.T @ (seen @ down.T if thin is None else thin)
         x_gradient = None
         if ctx.needs_input_grad[0]:
-            if built and mask is None and weight is not None:
+            if built and weight is not None and folds(dropout, dtype.itemsize):
                 x_gradient = gradient @ torch.addmm(weight, up, down)
             else:
                 x_gradient = gradient @ (up @ down) if built else of_thin @ down
