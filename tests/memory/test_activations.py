@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from modicum.core.contracts.method import Context
 from modicum.core.errors import InputError
@@ -249,6 +250,22 @@ def test_a_weight_that_is_used_twice_counts_both_times() -> None:
     assert runtime.layers[1].bound > 0
 
 
+@pytest.mark.parametrize("normed", [nn.utils.weight_norm, parametrizations.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_weight_that_is_made_of_others_leaves_its_layer_exact(normed: Any) -> None:
+    made, plain = normed(nn.Conv2d(4, 4, 3, padding=1)), nn.Conv2d(4, 4, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), made, nn.ReLU(), plain)
+    optimizer = optimizer_of(model, "sgd")
+    runtime = COMET(warmup=1).attach(model)
+    with parametrize.cached(), runtime.context():  # one tensor is the weight in all of the pass
+        loss = model(batch(0)[0]).square().mean()
+    loss.backward()
+    assert [bool(layer.elements) for layer in runtime.layers] == [False, False, True]
+    runtime.observe(optimizer)
+    runtime.after_step()
+    assert [bool(layer.bound) for layer in runtime.layers] == [False, False, True]
+
+
 def test_forward_hooks_do_the_same_as_the_context() -> None:
     def run(hooked: bool) -> list[Tensor]:
         model = create(CONFIG, 0)
@@ -294,6 +311,19 @@ def test_nobody_observed() -> None:
     loss.backward()
     with pytest.raises(InputError, match=r"call observe\(optimizer\)"):
         runtime.after_step()
+
+
+def test_a_rank_without_rows_of_a_weight_has_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = create(CONFIG, 0)
+    runtime = COMET(warmup=1).attach(model)
+    monkeypatch.setattr("modicum.memory.activations.momentum_of", lambda *_: torch.zeros(0, 3))
+    with runtime.context():
+        loss = model(batch(0)[0]).sum()
+    loss.backward()
+    runtime.observe(optimizer_of(model, "sgd"))
+    runtime.after_step()
+    assert (runtime.step, [layer.observed for layer in runtime.layers]) == (1, [False] * 4)
+    assert [layer.bound for layer in runtime.layers] == [0.0] * 4  # no rank has seen a number
 
 
 def test_neither_momentum_nor_gradient() -> None:

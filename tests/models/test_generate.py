@@ -5,7 +5,7 @@ import torch
 
 from modicum.core.errors import InputError
 from modicum.models import ModelConfig, create
-from modicum.models.generate import generate, sample
+from modicum.models.generate import NotFinite, generate, sample
 
 CONFIG = ModelConfig(
     vocabulary_size=23, width=16, layers=2, heads=4, kv_heads=2, context=16, initializer_range=0.5
@@ -77,3 +77,15 @@ def test_a_draw_from_what_is_no_number_is_told() -> None:
     damaged = torch.tensor([1.0, float("nan")])
     with pytest.raises(InputError, match="damaged or diverged"):
         sample(damaged, 1.0, 1.0, torch.Generator())
+
+
+@pytest.mark.parametrize("logit", [float("nan"), float("inf")])
+def test_the_likeliest_of_what_is_no_number_is_told(logit: float) -> None:
+    with pytest.raises(NotFinite, match="damaged or diverged"):
+        sample(torch.tensor([1.0, logit]), 0.0, 1.0, None)
+    masked = torch.tensor([1.0, -float("inf"), 2.0])
+    assert sample(masked, 0.0, 1.0, None) == 2
+    model = create(CONFIG, 0)
+    model.get_parameter("model.norm.weight").data.fill_(logit)
+    with pytest.raises(NotFinite, match="damaged or diverged"):
+        next(generate(model, torch.tensor([[3, 7, 1]]), max_tokens=8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from modicum.adapters import LoRA
 from modicum.core.local_server import address, listening
 from modicum.data.named_templates import NAMED
 from modicum.data.tokenizer import Tokenizer
+from modicum.data.tokenizer_files import CONFIGURATION
 from modicum.models import ModelConfig, create, load, save
 from modicum.serve.engine_thread import EngineThread
 from modicum.serve.in_turns import InTurns
@@ -33,6 +36,21 @@ def tokenizer() -> Tokenizer:
     """Of a few merges only, so that most characters are several tokens."""
     texts = iter(["to be or not to be, that is the question"] * 9)
     return Tokenizer.train(texts, vocabulary_size=290, template=NAMED["chatml"])
+
+
+@pytest.fixture(scope="session")
+def with_bytes() -> Tokenizer:
+    """As SentencePiece's: blanks before words, and bytes for characters that it does not know."""
+    words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "o", "b", "e"]
+    model = tokenizers.models.BPE(
+        {word: place for place, word in enumerate(words)}, [], byte_fallback=True
+    )
+    inner = tokenizers.Tokenizer(model)
+    decoders = tokenizers.decoders
+    inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    steps = (decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), *steps])
+    return Tokenizer(inner, 0)
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,14 @@ def make_adapter(folder: Path, model: Path, tokenizer: Tokenizer, seed: int) -> 
     tokenizer.save(folder / "tokenizer")
     (folder / "run.json").write_text(json.dumps({"data": {"conversations": True}}))
     return folder
+
+
+def ending_with(word: str, run: Path, folder: Path) -> tuple[Path, int]:
+    """A copy of a run whose tokenizer ends texts with another token, and that token."""
+    shutil.copytree(run, folder)
+    file = folder / "tokenizer" / CONFIGURATION
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": word}))
+    return folder, Tokenizer.load(folder / "tokenizer").eos_id
 
 
 @pytest.fixture(scope="session")

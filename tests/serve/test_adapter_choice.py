@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from tests.serve.conftest import Folders
+from tests.serve.conftest import Folders, ending_with
 from tests.serve.test_loading import logits
 
 from modicum.core.errors import InputError
@@ -45,6 +47,16 @@ def test_a_run_s_own_adapter_is_the_first(folders: Folders) -> None:
         AdapterChoice.loaded(folders.run, {"two": folders.other}, plain=True).conversation.template
         is None
     )
+
+
+def test_a_text_ends_as_those_of_the_adapters_in_use(folders: Folders, tmp_path: Path) -> None:
+    two, end = ending_with("<|im_start|>", folders.other, tmp_path / "two")
+    choice = AdapterChoice.loaded(folders.model, {"one": folders.run, "two": two})
+    own = choice.conversation.ends
+    assert end not in own
+    for words, ends in ((["two"], own | {end}), (["base"], own), (["one", "two=2"], own | {end})):
+        choice.use(words)
+        assert choice.conversation.ends == ends
 
 
 @pytest.mark.parametrize(

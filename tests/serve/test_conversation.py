@@ -99,6 +99,17 @@ def test_a_long_prompt_keeps_half_of_the_context_at_least(
     assert given == [prompt[-8:], prompt[-13:]]
 
 
+def test_a_conversation_that_fits_the_context_is_read_from_its_beginning(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = scripted(monkeypatch, [1, 2, 3, 4], [])
+    prompt = conversation.tokenizer.encode("abcdefghijkl")
+    assert len(prompt) == 12  # of a context of 16
+    list(conversation.write("abcdefghijkl", max_tokens=99))
+    # The context is full then, and its older half makes room.
+    assert given == [prompt, [*prompt[-4:], 1, 2, 3, 4]]
+
+
 def test_temperature_0_and_a_seed_write_the_same_again(conversation: Conversation) -> None:
     def text(**options: Any) -> str:
         conversation.forget()

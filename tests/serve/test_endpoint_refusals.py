@@ -118,6 +118,21 @@ def test_models_and_prompts_that_cannot_be_are_said(url: str, served: ServedMode
     assert (status, "shorten it" in said) == (400, True)
 
 
+def test_too_many_choices_are_refused_before_they_are_made(
+    served: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: Any) -> Any:
+        raise AssertionError("requests were made")
+
+    monkeypatch.setattr("modicum.serve.endpoint.token_requests", make)
+    with running(served, room=4) as url:
+        for more, count in (({"prompt": ["a"] * 3, "n": 2}, 6), ({"n": 5}, 5)):
+            said = f"these are {count} choices, and 4 are allowed"
+            assert refused(url, body=TEXT | more) == (400, said)
+        body = {"model": "base", "messages": MESSAGES, "n": 5}
+        assert refused(url, "/chat/completions", body)[0] == 400
+
+
 def test_a_conversation_needs_a_template_that_takes_it(served: ServedModels) -> None:
     body = {"model": "plain", "messages": MESSAGES}
     names = {"plain": ServedModel(), "base": served.names["base"]}

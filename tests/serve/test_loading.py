@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.serve.conftest import Folders, make_adapter, make_model
+from tests.serve.conftest import Folders, ending_with, make_adapter, make_model
 
 from modicum.core.errors import InputError
 from modicum.core.weight_digests import weight_digests
 from modicum.data.tokenizer import Tokenizer
 from modicum.serve import load_run
+from modicum.serve.asked import AskedText, parse
+from modicum.serve.choices import token_requests
 from modicum.serve.loading import load_served
 
 IDS = torch.arange(9)[None]
@@ -134,3 +136,15 @@ def test_the_model_s_files_say_which_tokens_end_a_text(folders: Folders, tmp_pat
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert load_served(model).ends == {7, 9, own.tokenizer.eos_id}
     assert load_run(model).ends == {7, 9, own.tokenizer.eos_id}
+
+
+def test_an_adapter_s_own_end_of_text_ends_what_it_writes(folders: Folders, tmp_path: Path) -> None:
+    other, end = ending_with("<|im_start|>", folders.other, tmp_path / "other")
+    served = load_served(folders.run, {"other": other, "peft": folders.peft})
+    assert end not in served.ends
+    own = {"adapter": set(), "base": set(), "other": {end}, "peft": set()}
+    assert {name: each.ends for name, each in served.names.items()} == own
+    for name, ends in own.items():
+        body = json.dumps({"model": name, "prompt": "to be"}).encode()
+        (request,) = token_requests(served, parse(body, AskedText), 9)
+        assert request.ends == served.ends | ends

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-import tokenizers
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -32,21 +31,6 @@ def test_pieces_are_the_text_before_the_first_stop(
     # It stops at the first token that completes one, whatever would be found with later tokens.
     assert any(text.startswith(found + stop) for stop in stops)
     assert found == text[: len(found)]
-
-
-@pytest.fixture(scope="module")
-def with_bytes() -> Tokenizer:
-    """As SentencePiece's: blanks before words, and bytes for characters that it does not know."""
-    words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "o", "b", "e"]
-    model = tokenizers.models.BPE(
-        {word: place for place, word in enumerate(words)}, [], byte_fallback=True
-    )
-    inner = tokenizers.Tokenizer(model)
-    decoders = tokenizers.decoders
-    inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
-    steps = (decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), *steps])
-    return Tokenizer(inner, 0)
 
 
 @given(ids=st.lists(st.integers(0, 289), max_size=120))
@@ -84,3 +68,25 @@ def test_an_unfinished_character_comes_at_the_end(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer)
     assert [text for token in ids if (text := stream.add(token))] == ["a"]
     assert stream.finish() == tokenizer.decode(ids)[1:]
+
+
+@pytest.mark.parametrize(("name", "word"), [("tokenizer", "ÿ"), ("with_bytes", "<0xFF>")])
+def test_bytes_that_never_become_a_character_are_given_out_as_they_come(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, word: str
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    bad = tokenizer.inner.token_to_id(word)
+    ids, decode = [bad] * 200 + tokenizer.encode("to be"), tokenizer.decode
+    decoded: list[int] = []
+
+    def counted(ids: list[int]) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    stream = TextStream(tokenizer)
+    pieces = [stream.add(token) for token in ids]
+    assert len("".join(pieces[:50])) > 40
+    assert max(decoded) < 40
+    assert "".join(pieces) + stream.finish() == decode(ids)
+    assert stream.length == len(decode(ids))

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import modicum
+from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
+from modicum.data.tokenizer import Tokenizer
 from modicum.models.config import ModelConfig
 from modicum.models.llama import create
-from modicum.tasks import CausalLM
+from modicum.tasks import CausalLM, causal_lm
 
 
 @pytest.fixture
@@ -47,3 +52,15 @@ def test_a_batch_of_which_nothing_is_trained_sums_to_zero(model):
     batch = rows(model, 2)
     nothing = Batch(batch.input_ids, torch.full_like(batch.labels, -100))
     assert CausalLM().evaluate(model, nothing) == {"loss": 0.0, "token_accuracy": 0.0}
+
+
+def test_a_model_that_has_diverged_writes_nothing(monkeypatch):
+    tokenizer = Tokenizer.train(iter(["a b c d"] * 4), 300)
+    config = ModelConfig(vocabulary_size=300, width=16, layers=1, heads=2, context=8)
+    model = create(config, 0, torch.device("cpu"), torch.float32)
+    model.get_parameter("model.norm.weight").data.fill_(float("nan"))
+    text = SimpleNamespace(tokenizer=tokenizer, validation=None)
+    monkeypatch.setattr(causal_lm, "_text", lambda data: text)
+    monkeypatch.setattr(causal_lm, "prompts", lambda *_: ["a b"])
+    found = CausalLM().samples(modicum.Recipe(), model, None, Ranks())
+    assert found == [{"prompt": "a b", "text": ""}]

@@ -90,6 +90,29 @@ def hooks_with_keywords(module: nn.Module) -> dict[int, bool]:
     return module._forward_hooks_with_kwargs
 
 
+# Of a module: the hooks of its calls, with what says how each is called; and those of its state.
+_CALL_HOOKS = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
+)
+_STATE_HOOKS = (
+    *("_state_dict_pre_hooks", "_state_dict_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+
+
+def exchange_call_hooks(one: nn.Module, other: nn.Module) -> None:
+    """Give two modules the hooks of each other's calls; the handles of hooks still remove them."""
+    for name in _CALL_HOOKS:
+        vars(one)[name], vars(other)[name] = vars(other)[name], vars(one)[name]
+
+
+def has_state_hooks(module: nn.Module) -> bool:
+    """Whether hooks change what a state dict holds of a module, or takes."""
+    return any(vars(module)[name] for name in _STATE_HOOKS)
+
+
 def leave_out_of_ddp(model: nn.Module, names: Collection[str], *, leave_out: bool = True) -> None:
     """Have DistributedDataParallel not send buffers of these names, or send them again.
 

@@ -140,7 +140,7 @@ class Activations(RunHook):
 
     def _retune(self) -> None:
         """Set every bound from the sums over all ranks, which are the same everywhere."""
-        if any(layer.elements and not layer.count for layer in self.layers):
+        if any(layer.elements and not layer.observed for layer in self.layers):
             raise InputError(
                 "bounds follow the optimizer's momentum; call observe(optimizer) between the "
                 "backward pass and zero_grad"
@@ -186,7 +186,7 @@ class Activations(RunHook):
         if call.function not in _CONVOLUTIONS:
             return None
         weight = call.argument(1, "weight")
-        found = (layer for layer in self.layers if layer.module.weight is weight)
+        found = (layer for layer in self.layers if layer.weight is weight)
         layer = next(found, None)
         return layer if layer is not None and weight.requires_grad else None
 
@@ -196,9 +196,10 @@ class Activations(RunHook):
         held, plain = by_need[Need.VALUES]
         if not plain and self.measured is None:
             raise InputError(
-                "no convolution has kept an input that could be compressed: its weight must be "
-                "trained, its input need a gradient, and its block be neither compiled nor "
-                "recomputed, as such blocks do not show what they compute"
+                "no convolution has kept an input that could be compressed: its weight must be a "
+                "trained parameter (weight_norm makes it of others), its input need a gradient, "
+                "and its block be neither compiled nor recomputed, as such blocks do not show "
+                "what they compute"
             )
         if not plain:
             return

@@ -21,6 +21,9 @@ class BoundedConvolution:
     Args:
         site: the convolution.
         module: the layer itself.
+
+    Attributes:
+        observed: whether the momentum of this update was read.
     """
 
     def __init__(self, site: Site, module: nn.Module) -> None:
@@ -30,10 +33,16 @@ class BoundedConvolution:
         self.seen: Seen | None = None
         self.clear()
 
+    @property
+    def weight(self) -> nn.Parameter | None:
+        """The weight that the layer owns; None where others make it (weight_norm, pruning)."""
+        return self.module._parameters.get("weight")
+
     def clear(self) -> None:
         """Forget the sums."""
         self.squares = torch.zeros(self.site.out_features, dtype=torch.float64)
         self.nonzero = self.elements = self.count = 0
+        self.observed = False
         self.magnitude = self.largest = 0.0
 
     def saw_input(self, tensor: Tensor, largest: float) -> None:
@@ -50,6 +59,7 @@ class BoundedConvolution:
 
     def saw_momentum(self, momentum: Tensor) -> None:
         """Add up the magnitudes of (this rank's part of) the weight's momentum."""
+        self.observed = True  # also of a part without rows
         part, _ = own_part(momentum.detach())
         self.magnitude += float(part.abs().sum(dtype=torch.float64))
         self.count += part.numel()
@@ -115,10 +125,11 @@ def trained_by(
     Raises:
         InputError: the optimizer does not train it.
     """
+    own = layer.weight
     for group in optimizer.param_groups:
         if f"{layer.name}.weight" in group.get("names", ()):
             return group["params"][list(group["names"]).index(f"{layer.name}.weight")], group
         for parameter in group["params"]:
-            if parameter is layer.module.weight:
-                return parameter, group
+            if own is not None and parameter is own:
+                return own, group
     raise InputError(f"the optimizer does not train {layer.name}.weight")

@@ -11,6 +11,12 @@ from torch import Tensor
 from modicum.core.errors import InputError
 from modicum.models.decoders import Decoder, config_of
 
+_DAMAGED = "the model's outputs are no finite numbers: its weights are damaged or diverged"
+
+
+class NotFinite(InputError):
+    """A model's logits are no finite numbers, so that no token follows."""
+
 
 def sample(
     logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None
@@ -21,15 +27,17 @@ def sample(
     Holtzman et al., arXiv 1904.09751).
 
     Raises:
-        InputError: a draw from what is no finite number.
+        NotFinite: the likeliest logit, or what is drawn from, is no finite number.
     """
     if temperature == 0.0:
-        return int(logits.argmax())
+        best = int(logits.argmax())  # a NaN is the largest
+        if not logits[best].isfinite():
+            raise NotFinite(_DAMAGED)
+        return best
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)
     if not probabilities.isfinite().all():
-        raise InputError(
-            "the model's outputs are no finite numbers: its weights are damaged or diverged, or "
-            "the temperature is too small",
+        raise NotFinite(
+            f"{_DAMAGED}, or the temperature is too small",
             field="temperature",
             value=temperature,
         )
@@ -63,6 +71,7 @@ def generate(
 
     Raises:
         InputError: there is nothing to continue, or the prompt fills the context.
+        NotFinite: as `sample`.
     """
     length = input_ids.shape[1]
     context = config_of(model).context

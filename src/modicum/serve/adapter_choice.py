@@ -53,7 +53,8 @@ class AdapterChoice:
     def use(self, words: Iterable[str]) -> None:
         """Use these adapters, each NAME or NAME=WEIGHT, and no other: their changes add up.
 
-        The conversation's template is that of the first. What was in use stays so where this fails.
+        The conversation's template is that of the first, and its texts end as those of any of them
+        do. What was in use stays so where this fails.
 
         Raises:
             InputError: no adapter has the name, one is named twice, a weight is no finite number,
@@ -68,6 +69,8 @@ class AdapterChoice:
             raise
         template = self.served.names[next(iter(chosen))].template
         self.conversation.template = None if self.plain else template
+        ends = (self.served.names[name].ends for name in chosen)
+        self.conversation.more_ends = self.served.ends.union(*ends)
 
     def _activate(self, chosen: dict[str, float]) -> None:
         for adapter in self.served.adapters.values():

@@ -107,7 +107,7 @@ class AnswerShape:
             return {
                 "tokens": [token.text for token in tokens],
                 "token_logprobs": [token.log_probability for token in tokens],
-                "top_logprobs": [dict(token.likeliest) for token in tokens],
+                "top_logprobs": [_by_name(token.likeliest) for token in tokens],
                 "text_offset": [token.offset for token in tokens],
             }
         content = [
@@ -118,6 +118,18 @@ class AnswerShape:
             for token in tokens
         ]
         return {"content": content, "refusal": None}
+
+
+def _by_name(likeliest: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Log-probabilities by the tokens' texts; of tokens of one text that of the likeliest.
+
+    Args:
+        likeliest: tokens, the most likely first.
+    """
+    found: dict[str, float] = {}
+    for text, value in likeliest:
+        found.setdefault(text, value)
+    return found
 
 
 def _spelled(text: str, log_probability: float) -> dict[str, Any]:

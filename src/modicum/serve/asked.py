@@ -82,6 +82,11 @@ class AskedBody(_Strict):
         return self
 
     @property
+    def choices(self) -> int:
+        """How many choices are asked for: `n` of each prompt."""
+        return self.n
+
+    @property
     def most_tokens(self) -> int | None:
         """The limit of tokens that is asked for; None: the server's."""
         return self.max_tokens
@@ -166,6 +171,11 @@ class AskedText(AskedBody):
             if all(isinstance(each, list) and _are_tokens(each) for each in value):
                 return [tuple(each) for each in value]
         raise ValueError("a prompt is a text, a list of token ids, or a list of one of them")
+
+    @property
+    def choices(self) -> int:
+        """How many choices are asked for: `n` of each prompt."""
+        return self.n * len(self.prompt)
 
     @property
     def most_tokens(self) -> int | None:

@@ -69,7 +69,7 @@ def token_requests(
                     temperature=asked.temperature,
                     top_p=asked.top_p,
                     seed=seed,
-                    ends=served.ends,
+                    ends=served.ends | model.ends,
                     likeliest=asked.likeliest,
                 )
             )
@@ -213,4 +213,11 @@ class _Choice:
         return ShownToken(self._spelled(event.token), offset, log_probability, likeliest)
 
     def _spelled(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+        """The text of a token after another one: some decoders drop a blank that begins a text."""
+        alone, twice = (
+            self._tokenizer.decode([token] * times, skip_special_tokens=False) for times in (1, 2)
+        )
+        # What is no character alone may be one twice, and some decoders show what is repeated once.
+        if REPLACEMENT in twice or not twice.startswith(alone):
+            return alone
+        return twice[len(alone) :] or alone

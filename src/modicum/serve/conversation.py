@@ -110,7 +110,9 @@ class Conversation:
         context = config_of(self.model).context
         device = next(self.model.parameters()).device
         while count > 0:
-            ids = self.history[-max(context // 2, context - count) :]
+            ids = self.history
+            if len(ids) >= context:
+                ids = ids[-max(context // 2, context - count) :]
             limit, before = min(count, context - len(ids)), len(self.history)
             for token in generate(
                 self.model,

@@ -91,13 +91,14 @@ class Endpoint:
 
     async def _complete(self, request: Request, kind: type[AskedBody]) -> Response:
         asked = parse(await self._body(request), kind)
+        # Before prompts become tokens: a body of some megabytes can ask for millions of choices.
+        if asked.choices > self._thread.room:
+            problem = f"these are {asked.choices} choices, and {self._thread.room} are allowed"
+            raise ApiError(400, problem, "n", "invalid_value")
         # Long prompts take a while to become tokens, and others must not wait for it.
         requests = await asyncio.to_thread(
             token_requests, self._served, asked, self._default_tokens
         )
-        if len(requests) > self._thread.room:
-            problem = f"these are {len(requests)} choices, and {self._thread.room} are allowed"
-            raise ApiError(400, problem, "n", "invalid_value")
         choices = Choices(self._served, requests, asked.stop)
         shape = AnswerShape(
             asked.model, chat=kind is AskedAnswer, shows_tokens=asked.likeliest is not None

@@ -105,10 +105,10 @@ def _add(served: ServedModels, name: str, folder: Path, base: Path) -> None:
     _check_base(inner, base)
     if (folder / "recipe.yaml").is_file():
         _check_forms(folder, base, config_of(served.model).forms)
-    template = _template(served, folder)
+    template, ends = _template_and_ends(served, folder)
     own = f"added-{len(served.adapters)}"
     served.adapters[own] = load(served.model, inner, name=own)
-    served.names[name] = ServedModel(own, template)
+    served.names[name] = ServedModel(own, template, ends)
 
 
 def _check_base(adapter: Path, base: Path) -> None:
@@ -144,8 +144,12 @@ def _check_forms(run: Path, base: Path, served: FormPlan) -> None:
         )
 
 
-def _template(served: ServedModels, folder: Path) -> ChatTemplate | None:
-    """The template of an adapter's own tokenizer if it has one, else that of what is served.
+def _template_and_ends(
+    served: ServedModels, folder: Path
+) -> tuple[ChatTemplate | None, frozenset[int]]:
+    """The template and the end of text of an adapter's own tokenizer.
+
+    Without one, the template of what is served, and no other end than that has.
 
     Raises:
         InputError: its tokenizer has other tokens.
@@ -154,7 +158,7 @@ def _template(served: ServedModels, folder: Path) -> ChatTemplate | None:
         (p for p in (folder / "tokenizer", folder) if (p / "tokenizer.json").is_file()), None
     )
     if place is None:
-        return next(iter(served.names.values())).template
+        return next(iter(served.names.values())).template, frozenset()
     own = Tokenizer.load(place)
     if own.inner.get_vocab() != served.tokenizer.inner.get_vocab():
         raise InputError(
@@ -162,4 +166,4 @@ def _template(served: ServedModels, folder: Path) -> ChatTemplate | None:
             file=place,
             field="--adapter",
         )
-    return template_of(folder, own)
+    return template_of(folder, own), frozenset({own.eos_id})

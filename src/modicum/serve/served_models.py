@@ -17,10 +17,12 @@ class ServedModel:
     Args:
         adapter: the engine's name of the adapter that is active; None: none is.
         template: what writes conversations; None: it continues text only.
+        ends: more tokens that end its texts, of its own tokenizer.
     """
 
     adapter: str | None = None
     template: ChatTemplate | None = None
+    ends: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -30,7 +32,7 @@ class ServedModels:
     Args:
         names: the served models; the first is what a run made.
         adapters: adapters on the model, by the engine's names.
-        ends: tokens that end a text.
+        ends: tokens that end a text, whichever model writes it.
     """
 
     model: Decoder

@@ -8,6 +8,8 @@ from modicum.data.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WINDOW = 16  # tokens that are decoded again with the next one, so that their text is as in one
+_PATIENCE = 8  # tokens that may be no complete character; it has four bytes at most
+_UNSURE = 3  # of bytes that are none, the characters at the end that later bytes may change
 
 
 class TextStream:
@@ -34,10 +36,10 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._ids: list[int] = []  # the last tokens; the text of the first ones was given out
-        self._known = ""  # the text of those that are complete
+        self._known = ""  # their text, as far as it is certain
         self._held = ""
         self.stopped = self.unfinished = False
-        self.length = 0
+        self.length = self._waiting = 0
 
     def add(self, token: int) -> str:
         """Take one token; the text that is certain now.
@@ -50,12 +52,16 @@ class TextStream:
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         self.unfinished = text.endswith(REPLACEMENT)
-        if self.unfinished:
-            return ""
-        new = text[len(self._known) :]
-        self._known = text
+        self._waiting = self._waiting + 1 if self.unfinished else 0
+        end = len(text)
+        if self.unfinished:  # a longer run of bytes is no character, but its end may begin one
+            end = len(text) - _UNSURE if self._waiting > _PATIENCE else 0
+            if end <= len(self._known):
+                return ""
+        new = text[len(self._known) : end]
+        self._known = text[:end]
         if len(self._ids) > 2 * _WINDOW:
-            self._shorten()
+            self._shorten(text)
         return self._released(new)
 
     def finish(self) -> str:
@@ -67,12 +73,24 @@ class TextStream:
             rest, self._held = rest + self._held, ""
         return rest
 
-    def _shorten(self) -> None:
-        """Forget tokens whose text was given out, but not within a character."""
-        kept = self._ids[-_WINDOW:]
-        text = self._tokenizer.decode(kept)
-        if self._known.endswith(text):
-            self._ids, self._known = kept, text
+    def _shorten(self, text: str) -> None:
+        """Forget tokens whose text was given out, but not within a character.
+
+        Args:
+            text: of all tokens that are kept so far.
+        """
+        kept, unknown = self._ids[-_WINDOW:], len(text) - len(self._known)
+        own = self._tokenizer.decode(kept)
+        if text.endswith(own) and len(own) >= unknown and not (unknown and self._may_become(kept)):
+            self._ids, self._known = kept, own[: len(own) - unknown]
+
+    def _may_become(self, ids: list[int]) -> bool:
+        """Whether these are characters and the beginning of one, which some decoders show as none.
+
+        They take a run of bytes for characters only where all of it is.
+        """
+        decode, places = self._tokenizer.decode, range(1, _UNSURE + 1)
+        return not all(decode(ids[:-place]).endswith(REPLACEMENT) for place in places)
 
     def _released(self, new: str) -> str:
         """Of what is held and what is new, that which is no beginning of a stop string."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from modicum.models import huggingface, plan_headers, saving
 from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig
 from modicum.models.decoders import Decoder, config_of, decoder_of
-from modicum.models.generate import generate
+from modicum.models.generate import NotFinite, generate
 from modicum.models.ledger import AdapterActivations, held, kept_by_block, slack
 from modicum.models.ledger import ledger as model_ledger
 from modicum.models.transformers.held import held_by_transformers
@@ -283,7 +284,10 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
                     generator=torch.Generator().manual_seed(seed),
                     agreed=ranks.broadcast,
                 )
-                found.append({"prompt": prompt, "text": tokenizer.decode(list(written))})
+                tokens = list[int]()
+                with suppress(NotFinite):  # it has diverged, which losses tell; nothing follows
+                    tokens.extend(written)
+                found.append({"prompt": prompt, "text": tokenizer.decode(tokens)})
         return found
 
     def export(

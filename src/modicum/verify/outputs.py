@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from modicum.models.decoders import Decoder, config_of
-from modicum.models.generate import generate
+from modicum.models.generate import NotFinite, generate
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,8 @@ def outputs(
     device = next(model.parameters()).device
     limit = config_of(model).context
     written = [
-        list(generate(
-            model, torch.tensor([prompt], device=device), eos_id=eos_id,
-            max_tokens=min(tokens, limit - len(prompt)),
+        list(_greedy(
+            model, torch.tensor([prompt], device=device), min(tokens, limit - len(prompt)), eos_id
         ))
         for prompt in prompts
     ]  # fmt: skip
@@ -60,6 +60,15 @@ def outputs(
         found: Tensor = model(torch.tensor([each], device=device))[0].float().cpu()
         logits.append(found - found.mean(-1, keepdim=True))
     return Outputs(ids, logits, written)
+
+
+def _greedy(model: Decoder, prompt: Tensor, most: int, eos_id: int) -> Iterator[int]:
+    """The likeliest tokens after a prompt [1, T]; fewer where a logit is no finite number.
+
+    The distance of the logits says that such a model is another one.
+    """
+    with suppress(NotFinite):
+        yield from generate(model, prompt, max_tokens=most, eos_id=eos_id)
 
 
 def distance(trained: Outputs, other: Outputs) -> float:

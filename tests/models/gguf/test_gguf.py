@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -355,6 +356,16 @@ def test_an_adapter_that_llama_cpp_cannot_attach_is_refused(tmp_path: Path) -> N
     made = model()
     adapter = LoRA(rank=2, targets=("model.embed_tokens",)).attach(made)
     with pytest.raises(InputError, match=r"model\.embed_tokens: llama\.cpp has no place"):
+        write_adapter(made, adapter, tmp_path / "a.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("also", ["model.norm", "model.layers.1.input_layernorm.weight"])
+def test_an_adapter_that_trains_parameters_in_full_is_refused(tmp_path: Path, also: str) -> None:
+    made = model()
+    adapter = LoRA(rank=2, also=(also,)).attach(made)
+    said = rf"trains {re.escape(also)}.* in full \(`also`\).*the merged model \(`--form gguf`\)"
+    with pytest.raises(InputError, match=said):
         write_adapter(made, adapter, tmp_path / "a.gguf")
     assert list(tmp_path.iterdir()) == []
 

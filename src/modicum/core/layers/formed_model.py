@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from modicum.core.layers.linear_forms import (
 )
 from modicum.core.layers.meta import materialise
 from modicum.core.ranks.sharding import whole
+from modicum.core.torch_private import exchange_call_hooks, has_state_hooks
 
 _TRANSPOSED = "stands_for_transposed"
 
@@ -35,15 +37,34 @@ def stands_for_transposed(layer: nn.Module) -> bool:
     return getattr(layer, _TRANSPOSED, False)
 
 
+def _why_not_replaced(layer: nn.Module) -> str | None:
+    """Why a layer that replaces this one would not be called as it is; None: it would be."""
+    # What accelerate leaves on a layer whose hooks it has removed is the layer's own again.
+    own = MethodType(type(layer).forward, layer)
+    if vars(layer).get("forward", own) != own:
+        return "its `forward` was replaced (by accelerate?), and another form would not call that"
+    # As torch's weight_norm, spectral_norm and pruning do; of a bias, too.
+    hooks = layer._forward_pre_hooks.values()
+    if any(hasattr(hook, "compute_weight") or hasattr(hook, "apply_mask") for hook in hooks):
+        return "a hook makes its parameters of others (weight_norm, pruning)"
+    if has_state_hooks(layer):
+        return "hooks change its state dict, and another form has other tensors there"
+    return None
+
+
 class FormedModel:
     """The handle to a model and the forms in it, as a plan of forms names them by layer.
+
+    Hooks of a layer's calls are those of the form that replaces it, and of the dense layer that
+    replaces the form.
 
     Attributes:
         plan: the forms of the layers that take one, by full name.
         layers: those layers, as they were.
 
     Raises:
-        InputError: a layer is not there, is not dense, or has a tied weight.
+        InputError: a layer is not there, is not dense, has a tied weight, or has a `forward` or
+            hooks of its own that would be lost.
     """
 
     def __init__(self, model: nn.Module, plan: FormPlan) -> None:
@@ -58,6 +79,10 @@ class FormedModel:
                 raise InputError(problem, value=name)
         chosen = untied(model, [there[name] for name in plan.layers])
         self.layers = {layer.name: layer for layer in chosen}
+        for name in self.layers:
+            if (why := _why_not_replaced(model.get_submodule(name))) is not None:
+                problem = f"{why}; undo that before, or leave the layer out"
+                raise InputError(problem, value=name)
         self._dense: dict[str, nn.Module] = {}
 
     def wrap(self) -> None:
@@ -117,6 +142,7 @@ class FormedModel:
                     form.read_as(dense)
         form.register_parameter("bias", bias)
         dense._parameters["bias"] = None
+        exchange_call_hooks(dense, form)
         self._dense[name] = dense.to("meta")
         self._put(layer, form)
         return form
@@ -147,6 +173,7 @@ class FormedModel:
             own = [each for each, _ in form.named_parameters(recurse=False) if each != "bias"]
             parameter.requires_grad_(any(form.get_parameter(each).requires_grad for each in own))
             dense._parameters["bias"] = form._parameters.get("bias")
+            exchange_call_hooks(form, dense)
             self._put(layer, dense)
 
     # State

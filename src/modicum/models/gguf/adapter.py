@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from modicum.adapters import AttachedAdapter
+from modicum.adapters.copies import parameter_names
 from modicum.adapters.names import plain_name
 from modicum.adapters.peft_files import exact_form
 from modicum.core.errors import InputError
@@ -22,8 +23,16 @@ def write_adapter(
     """Write a LoRA that is attached to `model` as a GGUF file, for the GGUF of its base model.
 
     Raises:
-        InputError: it is no exact LoRA of linear layers, or what `write_model` refuses.
+        InputError: it is no exact LoRA of linear layers, it trains parameters in full (`also`), or
+            what `write_model` refuses.
     """
+    if trained := parameter_names(adapter.copied):
+        raise InputError(
+            f"this adapter trains {trained[0]} in full (`also`), and llama.cpp attaches LoRA "
+            "factors alone; write the merged model (`--form gguf`)",
+            field="--form",
+            value="gguf-adapter",
+        )
     if exact_form(adapter) != "peft":
         raise InputError(
             f"{adapter.method.info.name} is no plain LoRA of the base model here, and llama.cpp "
