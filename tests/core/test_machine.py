@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
+from modicum.core import machine as about
 from modicum.core.errors import InputError
-from modicum.core.machine import pick_device, this_machine, versions
+from modicum.core.machine import memory_bytes, pick_device, this_machine, versions
 
 
 def test_the_record_of_this_machine_is_plausible_and_plain():
@@ -18,6 +19,31 @@ def test_the_record_of_this_machine_is_plausible_and_plain():
     assert record["processor"]
     assert record["accelerator"] is None
     assert versions()["torch"] == torch.__version__
+
+
+def test_pages_of_files_are_room_in_every_group_around_a_process(tmp_path, monkeypatch):
+    def group(folder, limit, used, stat):
+        folder.mkdir(exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(stat)
+
+    (tmp_path / "own").write_text("12:cpu:/elsewhere\n0::/outer/inner\n")
+    monkeypatch.setattr(about, "CGROUPS", tmp_path)
+    monkeypatch.setattr(about, "OWN_CGROUP", tmp_path / "own")
+    total, free = memory_bytes()
+    assert 9000 < free <= total  # no group says anything
+    group(tmp_path, "max", 10**6, "")
+    group(tmp_path / "outer", 9000, 8000, "anon 1500\ninactive_file 4000\nactive_file 2500\n")
+    group(tmp_path / "outer" / "inner", "max", 800, "inactive_file 90\n")
+    assert memory_bytes() == (total, 7500)
+    group(tmp_path / "outer" / "inner", 2000, 1900, "inactive_file 400\n")
+    assert memory_bytes()[1] == 500
+    (tmp_path / "outer" / "inner" / "memory.stat").unlink()
+    assert memory_bytes()[1] == 100
+    (tmp_path / "own").unlink()
+    group(tmp_path, 10, 20, "")
+    assert memory_bytes()[1] == 0
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -170,6 +170,10 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
         "",
         "[]",
         "{",
+        '{"record": null}',
+        '{"record": []}',
+        pytest.param("[" * 100_000, id="lists in lists"),
+        json.dumps({"record": FIGURES | {"loaded_bytes": float("inf")}}),
         json.dumps({"record": FIGURES | {"loaded_bytes": -1}}),
         json.dumps({"record": FIGURES | {"compiler_bytes": 8_000_000}}),
         json.dumps({"record": FIGURES | {"half_efficiency": 0}}),
@@ -424,12 +428,13 @@ def test_a_record_that_is_assumed_is_not_measured(folder):
 
 
 def test_figures_are_remembered_by_name_and_damaged_ones_measured_anew():
-    assert remembered("one", lambda: [1, 2]) == [1, 2]
+    assert remembered("one", lambda: [1, 2], 2) == [1, 2]
     assert remembered("two", lambda: [3]) == [3]
-    assert remembered("one", lambda: pytest.fail("measured again")) == [1, 2]
+    assert remembered("one", lambda: pytest.fail("measured again"), 2) == [1, 2]
     file = identity.record_file().with_suffix(".kernels.json")
     assert json.loads(file.read_text()) == {"one": [1, 2], "two": [3]}
-    for damaged in ("{", "[]", '{"one": "1"}', '{"one": [1, null]}'):
+    several = ('{"one": []}', '{"one": [1, 2, 3]}', "[" * 100_000)
+    for damaged in ("{", "[]", '{"one": "1"}', '{"one": [null]}', *several):
         file.write_text(damaged)
         assert remembered("one", lambda: [4]) == [4]
         assert json.loads(file.read_text())["one"] == [4]

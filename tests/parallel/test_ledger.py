@@ -10,7 +10,7 @@ from modicum.core.contracts.ledger import Entry, Ledger, TrainedParameter
 from modicum.core.ranks.exchange import ExchangeQuery
 from modicum.core.ranks.layout import Layout
 from modicum.parallel.bucketed import cut
-from modicum.parallel.exchange_ledger import on_sharded, replicated_matrices
+from modicum.parallel.exchange_ledger import exchanged, on_sharded, replicated_matrices
 from modicum.parallel.ledger import (
     GatheredGroups,
     Group,
@@ -113,6 +113,12 @@ def test_frozen_weights_are_gathered_and_have_no_gradients():
     assert cut.bytes("weight") == 400 + 2 * (3 * 4 * 4 + 300)  # five rows: three, and two
     assert parts.block == 2 * (3 * 4 * 4 + 300)
     assert [wire.count for wire in cut.wire] == [5, 2]
+
+
+def test_a_scalar_is_one_row():
+    parts = GatheredGroups(Group(trained=((), (3, 2))), (), Layout(shards=2))
+    assert (parts.trained_parts, parts.weights) == ([1, 4], 20)
+    assert exchanged([(), (3, 2)], Layout(replicas=2, shards=2)) == [(), (2, 2)]
 
 
 def test_replicas_hold_everything_and_a_bucket():

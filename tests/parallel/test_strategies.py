@@ -12,6 +12,7 @@ from torch import nn
 
 from modicum.adapters import LoRA
 from modicum.core.contracts.strategy import Strategy
+from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
@@ -172,6 +173,40 @@ def test_gradients_of_what_only_some_ranks_use(pool: Pool) -> None:
             assert torch.equal(zero[name], one[name])
 
 
+class Chosen(nn.Module):
+    """Of three equal layers even ranks use the first, odd ones the second, and nobody the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        return (rank + 1) * self.layers[rank % 2](x)
+
+
+def of_chosen(ranks: Ranks, shards: int) -> dict[str, Any]:
+    strategy, model = Sharded(ranks, Layout.of(ranks.size, shards)), Chosen()
+    strategy.cut(model, [], torch.device("cpu"))
+    strategy.start(model)
+    strategy.before_backward(last=True)
+    model(torch.ones(2, 5), ranks.rank).sum().backward()
+    strategy.after_backward()
+    named = model.named_parameters()
+    return {name: None if p.grad is None else whole(p.grad) for name, p in named}
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(2, 2), (4, 2)])
+def test_shards_of_gradients_that_only_some_ranks_have(pool: Pool, ranks: int, shards: int) -> None:
+    reference = Chosen()
+    for rank in range(ranks):
+        reference(torch.ones(2, 5), rank).sum().backward()
+    for found in pool.run(of_chosen, shards, ranks=ranks):
+        for name, parameter in reference.named_parameters():
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(found[name], expected)
+
+
 def starts(ranks: Ranks) -> torch.Tensor:
     model = nn.Linear(3, 3)
     with torch.no_grad():
@@ -183,6 +218,13 @@ def starts(ranks: Ranks) -> torch.Tensor:
 
 def test_replicas_start_from_rank_0(pool: Pool) -> None:
     assert all(torch.equal(values, torch.zeros(11)) for values in pool.run(starts))
+
+
+def test_a_scalar_cannot_be_sharded() -> None:
+    model = nn.Linear(3, 3)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(InputError, match=r"scale: a scalar .*give it the shape \[1\]"):
+        Sharded(Ranks(), Layout.of(1)).cut(model, [], torch.device("cpu"))
 
 
 def test_buckets_hold_one_dtype_and_close_at_their_size() -> None:

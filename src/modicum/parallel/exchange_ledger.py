@@ -205,7 +205,7 @@ def exchanged(shapes: Sequence[TensorShape], layout: Layout) -> list[TensorShape
     """
     if layout.replicas == 1 or layout.shards == 1:
         return [tuple(shape) for shape in shapes]
-    return [(-(-shape[0] // layout.shards), *shape[1:]) for shape in shapes]
+    return [(-(-shape[0] // layout.shards), *shape[1:]) if shape else () for shape in shapes]
 
 
 def matrices_on_sharded(

@@ -56,8 +56,12 @@ class Group:
 
 
 def _rows(shape: tuple[int, ...], shards: int) -> int:
-    """Elements of the largest part of a tensor whose rows are split into so many parts."""
-    return -(-shape[0] // shards) * math.prod(shape[1:])
+    """Elements of the largest part of a tensor whose rows are split into so many parts.
+
+    A scalar is one row, as no part of it can be less.
+    """
+    rows = shape[0] if shape else 1
+    return -(-rows // shards) * math.prod(shape[1:])
 
 
 def replicated(

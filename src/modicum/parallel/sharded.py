@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 class Sharded(Strategy):
     """Every rank holds a part of each parameter, `layout.shards` of them all of it.
 
+    Ranks may use different parameters of a block. What no rank used has a gradient of zeros, where
+    `Replicated` and `Zero` leave none: an optimizer decays it, and moves it by its momentum. Which
+    were used is not asked, as that would take a message in every update.
+
     Args:
         reshard_after_forward: whether a block gives its gathered weights back before its backward
             pass and gathers them again; if not, memory is taken for time.
@@ -111,10 +115,12 @@ class Sharded(Strategy):
         """Shard every parameter along dimension 0; the model itself holds what no block does.
 
         Raises:
-            InputError: weights are quantized, and this PyTorch cannot shard integers.
+            InputError: weights are quantized, and this PyTorch cannot shard integers; or one has no
+                dimension along which it could be sharded.
         """
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+        _refuse_scalars(model)
         quantized = not all(parameter.is_floating_point() for parameter in model.parameters())
         if quantized and torch.__version__ < "2.12":  # it asks for gradients of every parameter
             raise InputError(
@@ -134,6 +140,9 @@ class Sharded(Strategy):
             module.set_gradient_divide_factor(1.0)
             # Else a factor is applied to the gradients before they are summed.
             module.set_force_sum_reduction_for_comms(True)
+            # Else FSDP2 sends the gradients that a rank has, and those of others do not match them.
+            if not self.ranks.alone and hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True, recurse=False)
         for name in methods:
             register_fsdp_forward_method(model, name)
         self._modules = _sharded_modules(model)
@@ -176,9 +185,6 @@ class Sharded(Strategy):
                 group = MatrixGroup(label_of(list(shapes)), own, exchange, lay, land)
             self._matrix_groups.append(group)
             module.set_custom_reduce_scatter(cast(Any, group))
-            # So that all ranks make the same calls, whichever parameters each of them used.
-            if hasattr(module, "set_reduce_scatter_unused_params"):
-                module.set_reduce_scatter_unused_params(True, recurse=False)
 
     def start(self, model: nn.Module) -> None:
         """Begin with a loaded model.
@@ -332,6 +338,13 @@ class Sharded(Strategy):
         """Give gathered weights back, so that parameters are the sharded ones again."""
         for module in _sharded_modules(model):
             module.reshard()
+
+
+def _refuse_scalars(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.ndim:
+            problem = "a scalar cannot be sharded over ranks; give it the shape [1]"
+            raise InputError(problem, field=name)
 
 
 def _labelled(model: nn.Module) -> list[tuple[str, FSDPModule]]:

@@ -78,7 +78,7 @@ def _rates(bits: int, threads: int) -> CodingRates:
         )
         return [round(_fastest(each) / _NUMBERS * 1e12) for each in passes]
 
-    return CodingRates(*remembered(f"coding {bits} bits", measure))
+    return CodingRates(*remembered(f"coding {bits} bits", measure, 3))
 
 
 def _fastest(work: Callable[[], object]) -> float:

@@ -121,7 +121,9 @@ def test_what_was_read_is_kept_and_given_back_the_same(uncached, monkeypatch):
         record.as_json() for record in first.values()
     ]
     kept = file.read_text(encoding="utf-8")
-    for damaged in ("", "[]", '{"stamp": 1}', kept[:2000], kept.replace('"traits"', '"tracts"')):
+    no_rows = json.dumps(json.loads(kept) | {"methods": [None]})
+    others = (kept.replace('"traits"', '"tracts"'), no_rows, "[" * 100_000)
+    for damaged in ("", "[]", '{"stamp": 1}', kept[:2000], *others):
         file.write_text(damaged, encoding="utf-8")
         home._built_in.cache_clear()
         assert catalog() == first
@@ -288,6 +290,28 @@ def test_reading_a_plugin_runs_none_of_it(tmp_path):
     """
     assert "cannot be read without running the file" in error_of(text, tmp_path)
     assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("imported", "line"),
+    [
+        ("typing import sys", 'info = sys.modules["os"].system("touch {ran}")'),
+        ("typing import Any", "info = ().__class__"),
+        ("typing import Any", "info = [n for n in ()]"),
+        ("typing import get_type_hints as Field", 'field: int = Field("touch")'),
+        ("pydantic import Field", "field: int = Field(default_factory=lambda: 1)"),
+        ("pydantic import ImportString", 'field: ImportString = "os.system"'),
+        ("typing import Any", "field: \"__import__('os').system('touch {ran}')\" = 1"),
+        ("typing import Optional", "field: Optional[\"print('it ran')\"] = None"),
+    ],
+)
+def test_what_could_reach_code_is_refused(tmp_path: Path, imported: str, line: str) -> None:
+    ran = tmp_path / "ran"
+    info = '    info = Info(name="a", title="a", room="comm", paper="", claim="")\n'
+    text = f"from {imported}\nfrom modicum.core.contracts.method import Info\nclass A:\n"
+    text += (info if line.startswith("field") else "") + f"    {line.format(ran=ran)}\n"
+    assert "cannot be read without running the file" in error_of(text, tmp_path)
+    assert not ran.exists()
 
 
 def test_two_methods_of_one_name_are_refused(tmp_path):

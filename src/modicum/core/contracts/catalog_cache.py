@@ -53,8 +53,10 @@ def kept(stamp: list[Any]) -> list[MethodRecord] | None:
         if content["stamp"] != stamp:
             return None
         return [_from_row(row) for row in content["methods"]]
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError, InputError, RuntimeError):
-        return None  # there is none, or it is damaged
+    except (OSError, InputError, RuntimeError):
+        return None  # there is none that can be read
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, MemoryError):
+        return None  # it is damaged
 
 
 def _from_row(row: dict[str, Any]) -> MethodRecord:

@@ -1,8 +1,8 @@
 """What can be read of a Python file without running it: classes, literals, annotated fields.
 
-Importing torch takes seconds, and a stranger's file should not run because somebody lists it. Names
-in annotations and literals are looked up in the few modules of `READABLE`, which import nothing
-heavy.
+Importing torch takes seconds, and a stranger's file must not run because somebody lists it. Names
+in annotations and literals are looked up among the few of `READABLE`, whose modules import nothing
+heavy; nothing is called but what makes a value of literals.
 """
 
 from __future__ import annotations
@@ -13,21 +13,51 @@ import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ForwardRef, Literal, get_args, get_origin
 
-from modicum.core.errors import InputError, ModicumError
+from modicum.core.errors import InputError, ModicumError, clipped
 from modicum.core.files import read_bytes
 
-READABLE = {
-    *("typing", "pydantic", "annotated_types"),
-    *("modicum.core.contracts.method", "modicum.core.contracts.search"),
+# By module, types that a file may name, and what it may also call, which makes a value of literals.
+# Nothing here imports, runs text as code, or calls what it is given.
+_TYPES: dict[str, set[str]] = {
+    "typing": {
+        *("Annotated", "Any", "ClassVar", "Dict", "Final", "FrozenSet", "List", "Literal"),
+        *("Mapping", "Optional", "Sequence", "Set", "Tuple", "Union"),
+    },
+    "pydantic": {
+        *("FiniteFloat", "NegativeFloat", "NegativeInt", "NonNegativeFloat", "NonNegativeInt"),
+        *("NonPositiveFloat", "NonPositiveInt", "PositiveFloat", "PositiveInt"),
+        *("StrictBool", "StrictFloat", "StrictInt", "StrictStr"),
+    },
+    "modicum.core.contracts.method": {
+        *("Betas", "Names", "NonNegativeFloat", "OddQuintic", "PositiveFloat", "PositiveInt"),
+        *("PowerIterations", "Probability", "Seed", "Strings"),
+    },
 }
+_MAKERS: dict[str, set[str]] = {
+    "pydantic": {"AllowInfNan", "Field", "Strict", "StringConstraints"},
+    "annotated_types": {
+        *("Ge", "Gt", "Interval", "Le", "Len", "Lt", "MaxLen", "MinLen", "MultipleOf"),
+    },
+    "modicum.core.contracts.method": {"Against", "Info"},
+    "modicum.core.contracts.search": {
+        *("IntegerRange", "LinearRange", "LogRange", "SearchChoice", "SearchTable"),
+    },
+}
+_MODULES = {**_TYPES, **_MAKERS}
+READABLE = {name: _TYPES.get(name, set()) | _MAKERS.get(name, set()) for name in _MODULES}
+# Of what an expression may be made.
+_LITERAL = (
+    *(ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.keyword),
+    *(ast.Subscript, ast.BinOp, ast.UnaryOp, ast.expr_context, ast.operator, ast.unaryop),
+)
 SOURCES = Path(__file__).resolve().parents[2]
 # How the `__init__` of an optimizer begins; its hyper-parameters are the keywords that follow.
 OPTIMIZER = ("self", "params", "lr")
 # Fields under `Args:` in a docstring, and the beginning of what is said of them.
 ARGUMENT = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
-_PLAIN: dict[str, Any] = {"__builtins__": {}} | {
+_PLAIN: dict[str, Any] = {
     kind.__name__: kind for kind in (int, float, str, bool, tuple, list, dict)
 }
 DeclaredFields = dict[str, tuple[Any, Any]]
@@ -73,22 +103,22 @@ def inherited(file: Path, node: ast.ClassDef, name: str) -> tuple[Path, ast.expr
 
 
 def names(tree: ast.Module) -> dict[str, Any]:
-    """What annotations and literals may refer to: imports from the readable modules."""
+    """What annotations and literals may refer to: imports of what is readable."""
     known = dict(_PLAIN)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module in READABLE:
-            source = importlib.import_module(node.module)
+            source, readable = importlib.import_module(node.module), READABLE[node.module]
             # What is not there is unknown where it is used, with the line.
             known |= {
                 a.asname or a.name: getattr(source, a.name)
                 for a in node.names
-                if hasattr(source, a.name)
+                if a.name in readable
             }
     return known
 
 
 def evaluate(node: ast.expr | None, known: dict[str, Any], file: Path) -> Any:
-    """The value of an expression of literals and known names.
+    """The value of an expression of literals, known names, and calls of what makes values.
 
     Raises:
         InputError: it cannot be known without running the file, with the line.
@@ -96,7 +126,9 @@ def evaluate(node: ast.expr | None, known: dict[str, Any], file: Path) -> Any:
     if node is None:
         return None
     try:
-        return eval(compile(ast.Expression(node), str(file), "eval"), known)
+        _check_literal(node, known)
+        code = compile(ast.Expression(node), str(file), "eval")
+        return eval(code, {**known, "__builtins__": {}})
     except ModicumError as error:
         raise InputError(str(error), file=file, line=node.lineno) from None
     except Exception as error:
@@ -107,6 +139,60 @@ def evaluate(node: ast.expr | None, known: dict[str, Any], file: Path) -> Any:
             file=file,
             line=node.lineno,
         ) from None
+
+
+def _check_literal(node: ast.expr, known: dict[str, Any]) -> None:
+    """Refuse what could reach anything that runs: attributes, other calls, functions, loops.
+
+    Raises:
+        ValueError: with the part that is no literal.
+    """
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+            called = part.func.id  # one that is not known is reported as such
+            fits = called not in known or any(known[called] is each for each in _makers())
+        else:
+            fits = isinstance(part, _LITERAL)
+        if not fits:
+            raise ValueError(f"{clipped(ast.unparse(part), 60)} is no literal")
+
+
+@functools.cache
+def _makers() -> tuple[Any, ...]:
+    """What a file may call, by whatever name it has there."""
+    found = (
+        getattr(importlib.import_module(module), name)
+        for module, makers in _MAKERS.items()
+        for name in makers
+    )
+    return (*_PLAIN.values(), *found)
+
+
+def _kind(node: ast.expr | None, known: dict[str, Any], file: Path) -> Any:
+    """The type that an annotation says.
+
+    Raises:
+        InputError: as `evaluate`; or it is text, in part, which pydantic would run as code.
+    """
+    kind = evaluate(node, known, file)
+    if node is not None and _has_text(kind):
+        problem = "a type in quotes cannot be read without running the file; leave the quotes out"
+        raise InputError(problem, file=file, line=node.lineno)
+    return kind
+
+
+def _has_text(kind: Any) -> bool:
+    """Whether a type, or one that it is made of, is text.
+
+    >>> [_has_text(kind) for kind in (list["int"], Literal["a"] | None)]
+    [True, False]
+    """
+    if isinstance(kind, str | ForwardRef):
+        return True
+    if get_origin(kind) is Literal:
+        return False
+    parts = get_args(kind)
+    return any(map(_has_text, parts[:1] if get_origin(kind) is Annotated else parts))
 
 
 def fields(file: Path, node: ast.ClassDef) -> DeclaredFields:
@@ -128,7 +214,7 @@ def fields(file: Path, node: ast.ClassDef) -> DeclaredFields:
             continue
         if ast.unparse(item.annotation).startswith("ClassVar"):
             continue
-        kind = evaluate(item.annotation, known, file)
+        kind = _kind(item.annotation, known, file)
         default = ... if item.value is None else evaluate(item.value, known, file)
         found[item.target.id] = (kind, default)
     return found
@@ -180,7 +266,7 @@ def _keywords(file: Path, function: ast.FunctionDef) -> DeclaredFields:
     known, arguments = names(parse(file)), function.args
     return {
         argument.arg: (
-            evaluate(argument.annotation, known, file),
+            _kind(argument.annotation, known, file),
             ... if default is None else evaluate(default, known, file),
         )
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)

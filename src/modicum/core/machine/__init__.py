@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,8 @@ from modicum.core.extras import library
 from modicum.core.machine.identity import processor
 
 _WARM_UP_SECONDS = 0.3
+# Control groups (version 2): where they are, and the file that says which one this process is in.
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,31 @@ def versions() -> dict[str, str]:
 def memory_bytes() -> tuple[int, int]:
     """All there is, and what can be had without swapping, under a container's limit if any."""
     memory = library("psutil", "cli", "a plan").virtual_memory()
-    available = memory.available
-    limit, used = (Path("/sys/fs/cgroup") / f"memory.{name}" for name in ("max", "current"))
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        available = min(available, int(text) - int(used.read_text()))
-    return memory.total, max(available, 0)
+    return memory.total, max(min([memory.available, *_left_in_groups()]), 0)
+
+
+def _left_in_groups() -> list[int]:
+    """Bytes that each control group around this process leaves it, where one has a limit."""
+    own = ""
+    with suppress(OSError):
+        lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
+        own = next((line[3:] for line in lines if line.startswith("0::")), "")
+    names = [name for name in own.split("/") if name]
+    found = []
+    for depth in range(len(names) + 1):
+        folder = CGROUPS.joinpath(*names[:depth])
+        with suppress(OSError, ValueError):  # it has no limit, or is seen by another path in here
+            limit, used = (int((folder / f"memory.{it}").read_text()) for it in ("max", "current"))
+            found.append(limit - max(0, used - _pages_of_files(folder)))
+    return found
+
+
+def _pages_of_files(folder: Path) -> int:
+    """Bytes of a control group that hold files, and are given back when memory is needed."""
+    with suppress(OSError, ValueError):
+        rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return sum(int(rows.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return 0
 
 
 def _matrix_rate(device: torch.device, size: int) -> float:

@@ -79,7 +79,7 @@ def why_again(file: Path, key: str) -> str:
     depends: dict[str, str] = json.loads(key)
     found: list[list[str]] = []
     for other in file.parent.glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             before = dict(json.loads(regular(other).read_bytes())["depends_on"])
             names = sorted(depends.keys() | before.keys())
             differs = [each for each in names if depends.get(each) != before.get(each)]

@@ -177,7 +177,7 @@ def _multiplied(rows: int, inputs: int, outputs: int, threads: int) -> ProductSc
             found.append(max(0, (meter.peak or 0) - made.nbytes))
         return found
 
-    return ProductScratch(*remembered(f"product {rows} {inputs} {outputs}", measure))
+    return ProductScratch(*remembered(f"product {rows} {inputs} {outputs}", measure, 3))
 
 
 @functools.cache
@@ -228,5 +228,5 @@ def _convolved(
                 torch.autograd.grad(made, wanted, gradient)
         return [forward.peak or 0, backward.peak or 0]
 
-    forward, backward = remembered(name, measure)
+    forward, backward = remembered(name, measure, 2)
     return forward, backward

@@ -221,11 +221,15 @@ def _measuring(
     return f"Measuring {what}; it takes {seconds} on a fast processor, minutes on a slow one."
 
 
-def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
-    """Figures of this machine by a name: read from its record's folder, else measured now."""
+def remembered(name: str, measure: Callable[[], list[int]], count: int = 1) -> list[int]:
+    """So many figures of this machine by a name: read from its record's folder, else measured now.
+
+    Args:
+        measure: gives `count` of them.
+    """
     for folder in (cache_folder(), _fallback_folder()):
         found = _figures((folder / record_file().name).with_suffix(".kernels.json")).get(name)
-        if isinstance(found, list) and all(isinstance(each, int) for each in found):
+        if isinstance(found, list) and [isinstance(each, int) for each in found] == [True] * count:
             return found
     figures = measure()
     # A lock of its own: the process that is asked for the record asks for kernels' figures.
@@ -237,7 +241,7 @@ def remembered(name: str, measure: Callable[[], list[int]]) -> list[int]:
 
 def _figures(file: Path) -> dict[str, Any]:
     """What `remembered` keeps in a file; nothing where it is damaged."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(regular(file).read_bytes())
         if isinstance(found, dict):
             return found
@@ -293,7 +297,9 @@ def _read(file: Path) -> MachineRecord | None:
     """The record of a file; None where there is none that can be used."""
     try:
         return _record(json.loads(regular(file).read_bytes())["record"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    except (OverflowError, RecursionError):  # of Infinity, and of lists in lists in lists
         return None
 
 
@@ -301,7 +307,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     """The record of plain values.
 
     Raises:
-        ValueError, KeyError, TypeError: they are none, or cannot be.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: they are none, or cannot be.
     """
     again, without_text = (
         None if (pair := raw.get(name)) is None else _range(pair)
@@ -373,7 +379,7 @@ def _measured(
     except ChildFailed as error:
         again = "; the same command tries again" if "from outside" in str(error) else ""
         raise ProbeFailed(f"this machine could not be measured: {error}{again}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise ProbeFailed(f"this machine could not be measured: {PROBE} said {found}") from None
 
 
