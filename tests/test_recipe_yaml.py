@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from modicum.core.errors import InputError
 from modicum.recipe import Recipe, methods_for
 from modicum.recipe.paths import anchored
-from modicum.recipe_yaml import dump, load, locate, parse, places, shipped
+from modicum.recipe_yaml import dump, load, locate, parse, places, shipped, written
 
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 
@@ -119,6 +119,20 @@ def test_overrides(recipe_file, override, change):
 
 def test_the_last_override_holds(recipe_file):
     assert load(recipe_file, ["training.steps=3", "training.steps=4"]).training.steps == 4
+
+
+def test_an_override_of_a_section_is_where_its_fields_are_written(recipe_file):
+    section, own = "adapter={method: lora, rank: 2}", "adapter.rank=8"
+    assert written(recipe_file, [], "adapter.rank") == f"{recipe_file}:3"
+    assert written(recipe_file, ["training.seed=3"], "training.steps") == f"{recipe_file}:5"
+    assert written(recipe_file, [own], "adapter.rank") == f"--set {own}"
+    assert written(recipe_file, [section], "adapter.rank") == f"--set {section}"
+    assert written(recipe_file, [section], "adapter.alpha") is None
+    # The last one counts; and of a section that is another, the file says nothing.
+    assert written(recipe_file, [section, own], "adapter.rank") == f"--set {own}"
+    assert written(recipe_file, [own, section], "adapter.rank") == f"--set {section}"
+    assert written(recipe_file, ["adapter={method: lora}"], "adapter.rank") is None
+    assert written(recipe_file, ["adapter=null"], "adapter") == "--set adapter=null"
 
 
 def test_an_override_of_the_length_or_the_warm_up_replaces_the_files(tmp_path):

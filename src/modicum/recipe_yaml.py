@@ -131,11 +131,22 @@ def written(name: str | Path, overrides: Iterable[str], field: str) -> str | Non
     Raises:
         InputError: as `load`.
     """
-    _, known = _read(name, overrides)
-    if field in known.overrides:
-        return known.overrides[field]
+    values, known = _read(name, overrides)
+    sections = {field, *_parents(field)}
+    for place, override in reversed(known.overrides.items()):
+        if place in sections:  # the last that sets it, or all of its section
+            return override if _says(values, field) else None
     line = known.lines.get(field)
     return None if line is None else f"{known.path}:{line}"
+
+
+def _says(values: Any, field: str) -> bool:
+    """Whether nested values have a dotted field."""
+    for name in field.split("."):
+        if not isinstance(values, dict) or name not in values:
+            return False
+        values = values[name]
+    return True
 
 
 @dataclass(frozen=True)

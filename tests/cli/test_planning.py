@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from modicum.cli.planning import print_why
 from modicum.planner.choose import with_headroom
 
 
@@ -26,6 +27,13 @@ def test_why_a_field_is_what_it_is(modicum: Any, runs: Any) -> None:
     wrong = modicum("plan", runs.recipe, "--why", "training.sed")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
     assert "training.seed" in wrong.err
+
+
+def test_a_remark_is_printed_below_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"field": "optimizer.rank", "value": 9, "by": "you", "why": "written in r.yaml:3"}
+    print_why({**row, "note": "rank 8 fits all"})
+    said = "optimizer.rank: 9, by you: written in r.yaml:3\nnote: rank 8 fits all\n"
+    assert capsys.readouterr().out == said
 
 
 def test_why_a_run_has_so_many_steps_names_where_its_tokens_are_written(

@@ -90,10 +90,10 @@ def new(text: Path) -> Callable[..., Recipe]:
 
 
 @pytest.fixture
-def hollow(tmp_path: Path, tokenizer_folder: Path) -> Callable[[ModelConfig], Path]:
+def hollow(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., Path]:
     """Model folders whose weights have a header and no bytes on the disk."""
 
-    def make(config: ModelConfig) -> Path:
+    def make(config: ModelConfig, dtype: str = "BF16") -> Path:
         folder = tmp_path / "hollow"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config.to_hf()))
@@ -102,7 +102,7 @@ def hollow(tmp_path: Path, tokenizer_folder: Path) -> Callable[[ModelConfig], Pa
         header, end = {}, 0
         for name, shape in config.parameter_shapes().items():
             begin, end = end, end + 2 * math.prod(shape)
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
         packed = json.dumps(header).encode()
         with open(folder / "model.safetensors", "wb") as file:
             file.write(struct.pack("<Q", len(packed)) + packed)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from modicum.core.errors import DoesNotFit, InputError
-from modicum.planner import plan
+from modicum.planner import made_to_fit, plan
 from modicum.planner.planning import asked_of
 from modicum.planner.profiles import profile, profile_of, shipped_profiles
+from modicum.planner.question import changed
+from modicum.planner.remedies import remedies
 
 MINE = {
     "name": "mine",
@@ -52,6 +56,66 @@ def test_what_does_not_fit_another_machine_is_refused_for_that_machine(new):
     with pytest.raises(InputError, match="mine has no CUDA device") as caught:
         plan(new(training={"device": "cuda"}), machine=profile_of(MINE, "mine.yaml"))
     assert caught.value.field == "training.device"
+
+
+def test_a_budget_beyond_the_accelerator_s_memory_is_no_more_room(new, monkeypatch):
+    monkeypatch.setattr("modicum.planner.refusal.remedies", lambda asked: iter(()))
+    large = new(model={"layers": 24, "width": 4096}, training={"batch_size": 1})
+    for budget in ({"memory": "200GB"}, {"tensors": "200GB"}, {"memory": "1TB", "tensors": "1TB"}):
+        with pytest.raises(DoesNotFit, match=r"^does not fit the accelerator's memory \(24\.5 GB"):
+            plan(large.changed(budget=budget), machine=profile("rtx4090"))
+    small = profile_of(MINE | {"memory": "330MB"}, "small.yaml")
+    recipe = new(model={"width": 512}, training={"batch_size": 1}, budget={"memory": "200GB"})
+    with pytest.raises(DoesNotFit, match=r"^does not fit mine's free memory \(330 MB\)"):
+        plan(recipe, machine=small)
+
+
+def test_a_budget_on_this_processor_counts_all_of_its_memory_and_no_more(new, monkeypatch):
+    monkeypatch.setattr("modicum.planner.refusal.remedies", lambda asked: iter(()))
+    monkeypatch.setattr("modicum.core.machine.memory_bytes", lambda: (400_000_000, 1_000_000))
+    recipe = new(training={"batch_size": 1})
+    made = plan(recipe.changed(budget__memory="390MB"))
+    # What is free is less, and changes until the run begins.
+    assert made.process_base + made.prediction.peak_bytes > 251_000_000
+    assert plan(recipe.changed(budget__memory="1000TB")).prediction == made.prediction
+    large = new(model={"width": 512}, training={"batch_size": 1}, budget={"memory": "200GB"})
+    with pytest.raises(DoesNotFit, match=r"^does not fit this machine's memory \(400 MB\)"):
+        plan(large)
+    with pytest.raises(DoesNotFit, match=r"a rank's part of this machine's memory \(200 MB\)"):
+        plan(large.changed(training__batch_size=2), ranks=2)
+
+
+def test_a_host_without_room_for_the_copy_of_the_state_is_named(new):
+    recipe = new(training={"batch_size": 8}, checkpoint={"asynchronous": True})
+    values = {"device": "cuda", "accelerator_memory": "24GB", "base": "1GB", "memory": "1001MB"}
+    tight = profile_of(MINE | values, "tight.yaml")
+    said = r"^does not fit the host's free memory \(1 GB\): the copy of .* needs 3\.35 MB there"
+    with pytest.raises(DoesNotFit, match=said) as caught:
+        plan(recipe, machine=tight)
+    assert caught.value.changes[0] == "--set checkpoint.asynchronous=auto"
+    assert caught.value.yaml == "checkpoint: {asynchronous: auto}"
+    fitting, remedy = made_to_fit(recipe, machine=tight)
+    assert remedy.change == {"checkpoint.asynchronous": "auto"}
+    assert not plan(fitting, machine=tight).prediction.choice.asynchronous
+
+
+def test_where_host_and_accelerator_are_short_a_remedy_is_one_for_both(new):
+    values = {"device": "cuda", "accelerator_memory": "24GB", "base": "1GB", "memory": "1001MB"}
+    tight = profile_of(MINE | values, "tight.yaml")
+    recipe = new(training={"batch_size": 8}, checkpoint={"asynchronous": True})
+    least = recipe.changed(
+        checkpoint__asynchronous=False, training__micro_batch_size=1, training__recompute="blocks"
+    )
+    budget = plan(least, machine=tight).prediction.peak_bytes - 500_000
+    short = recipe.changed(budget__tensors=budget)
+    with pytest.raises(DoesNotFit, match=r"^does not fit budget\.tensors"):
+        plan(short, machine=tight)
+    found = list(islice(remedies(asked_of(short, machine=tight)), 3))
+    assert found
+    for remedy in found:
+        made = plan(changed(short, remedy.change), machine=tight)
+        assert made.prediction.peak_bytes <= budget
+        assert made.prediction.host_bytes <= 1_000_000
 
 
 def test_an_accelerator_s_profile_says_nothing_of_a_processor(new):

@@ -20,9 +20,11 @@ from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tigh
 from modicum.planner.planning import asked_of
 from modicum.planner.predict import Prediction
 from modicum.planner.profiles import profile_of
-from modicum.planner.remedies import MOST_TRACED, Remedy, _Search, changed, remedies
+from modicum.planner.question import changed
+from modicum.planner.remedies import MOST_TRACED, Remedy, _Search, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe, assign
+from modicum.recipe_yaml import overridden, parse
 
 SEVEN_BILLION = ModelConfig(
     vocabulary_size=32000, width=4096, layers=32, heads=32, mlp_width=11008, context=4096
@@ -112,14 +114,15 @@ def test_every_remedy_fits_and_none_of_its_changes_is_idle(adapted, part):
     recipe = adapted(training={"batch_size": 4})
     made = plan(recipe)
     budget = made.process_base + int(part * made.prediction.peak_bytes)
-    asked = asked_of(recipe.changed(budget__memory=budget))
+    tight = recipe.changed(budget__memory=budget)
+    asked = asked_of(tight)
     found = list(islice(remedies(asked), 8))
     assert found
     search = _Search(asked)
     for remedy in found:
         assert len(remedy.change) <= 3
         assert remedy.needs <= budget
-        assert plan(applied(asked.recipe, remedy.words)).budget == budget
+        assert plan(applied(tight, remedy.words)).budget == budget
         for field in remedy.change if len(remedy.change) > 1 else ():
             others = {name: value for name, value in remedy.change.items() if name != field}
             spent = search.spent(others)
@@ -173,6 +176,28 @@ def test_methods_come_from_the_catalog_and_leave_out_what_they_do_not_know(new):
     }
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["q_proj", "model/x-1.y", "12MB", "*q_proj", "12", "1e3", "-1", "null", "No", "true", "~", "",
+     "it's", 'say "so"', "a: b # c", "[x, y]", "a,b", "é", "$HOME", "line\nbreak"],
+)  # fmt: skip
+def test_a_change_is_read_as_it_was_meant_by_a_shell_and_by_yaml(word: str) -> None:
+    optimizer = {"method": "sgd", "rule": word}
+    spelled = Remedy({"optimizer": optimizer, "adapter.targets": [word, "v"], "data.path": word}, 1)
+    given = shlex.split(spelled.words)
+    assert given[::2] == ["--set"] * 3
+    assert overridden(given[1::2]) == spelled.change
+    values, _ = parse(spelled.yaml, "recipe.yaml")
+    adapter, data = {"targets": [word, "v"]}, {"path": word}
+    assert values == {"optimizer": optimizer, "adapter": adapter, "data": data}
+
+
+def test_what_needs_no_quotes_has_none() -> None:
+    change = {"adapter.method": "lora", "budget.memory": "12MB", "adapter.targets": ["q", "o_proj"]}
+    said = "--set adapter.method=lora --set budget.memory=12MB --set 'adapter.targets=[q, o_proj]'"
+    assert Remedy(change, 1).words == said
+
+
 def test_a_search_ends(new, monkeypatch):
     monkeypatch.setattr("modicum.planner.remedies.MOST_TRIED", 3)
     recipe = new(budget={"tensors": "1MB"})
@@ -221,6 +246,26 @@ def test_room_is_spent_on_what_fits_and_each_use_was_tried(new):
         assert tried.prediction.trainable == use["trainable"]
         assert use["needs_bytes"] <= made.budget
     assert "room" not in plan(recipe).row()
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_a_use_needs_what_the_plan_of_the_recipe_with_it_needs(
+    hollow: Callable[..., Path], text: Path, dtype: str
+) -> None:
+    recipe = Recipe(
+        model={"path": str(hollow(SMALL, dtype))},
+        data={"path": str(text), "sequence_length": 128},
+        adapter={"method": "lora", "rank": 2},
+        training={"batch_size": 4},
+        budget={"tensors": "1GB"},
+    )
+    room, made = asked_of(recipe).room, plan(recipe, advise=True)
+    found = {use["set"]: use["needs_bytes"] for use in made.row()["room"]}
+    assert {"--set adapter=null", "--set adapter.rank=16"} <= found.keys()
+    # Weights in fp16 have a form that the files decide; no other recipe would change that.
+    assert not any("linear" in words for words in found)
+    for words, needs in found.items():
+        assert room.needed(plan(applied(recipe, words)).prediction) == needs
 
 
 def test_room_of_an_adapter_goes_into_its_rank_and_the_form_of_its_base(adapted):

@@ -7,10 +7,15 @@ import json
 import pytest
 
 from modicum.core.errors import InputError
+from modicum.models.config import ModelConfig
 from modicum.planner import plan
+from modicum.planner.auto_exchange import PLAIN
 from modicum.planner.compared import compared
 from modicum.planner.planning import asked_of, plan_anyway
 from modicum.planner.why import fields_of, why
+from modicum.recipe import Recipe
+
+SMALL = ModelConfig(vocabulary_size=300, width=32, layers=1, heads=2, context=64)
 
 
 def test_a_choice_is_shown_with_all_its_candidates(new, needs):
@@ -45,6 +50,35 @@ def test_what_was_not_chosen_is_the_user_s_or_a_default(new):
         why(asked, made, "training.batch_sise")
     assert caught.value.field == "--why"
     assert fields_of(recipe)["model.layers"] == 4
+
+
+def test_a_remark_on_a_value_does_not_say_that_the_planner_chose_it(new):
+    model = {"heads": 4, "kv_heads": 1}
+    recipe = new(model=model, optimizer={"method": "galore", "rank": 20})
+    row = why(asked_of(recipe), plan(recipe), "optimizer.rank", "r.yaml:3")
+    assert (row["by"], row["value"], row["why"]) == ("you", 20, "written in r.yaml:3")
+    assert row["note"].startswith("above the smaller width of model.layers.0.self_attn.")
+    recipe = new(model=model, optimizer={"method": "galore"})
+    row = why(asked_of(recipe), plan(recipe), "optimizer.rank")
+    assert row["by"] == "default"
+    assert "rank 16 fits all" in row["note"]
+    assert "note" not in why(asked_of(recipe), plan(recipe), "optimizer.method", "r.yaml:2")
+
+
+def test_what_a_plan_shows_of_a_section_answers_for_its_method(new, hollow, text):
+    recipe = new(comm="auto")
+    for field in ("comm", "comm.method"):
+        row = why(asked_of(recipe), plan(recipe), field, "r.yaml:1")
+        assert (row["by"], row["value"]) == ("the planner", PLAIN)
+    recipe = Recipe(
+        model={"path": str(hollow(SMALL, "F16"))},
+        data={"path": str(text), "sequence_length": 32},
+        adapter={"method": "lora"},
+    )
+    for field in ("linear", "linear.method"):
+        row = why(asked_of(recipe), plan(recipe), field)
+        assert (row["by"], row["value"]) == ("the planner", "fp16")
+        assert row["why"] == "frozen weights stay as the files hold them"
 
 
 def test_two_plans_are_compared_by_part_and_phase_also_where_one_does_not_fit(new):

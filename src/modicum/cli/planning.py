@@ -177,6 +177,8 @@ def print_why(row: Mapping[str, Any]) -> None:
     """Print where a value is from, and the candidates of a choice."""
     shown = json.dumps(row["value"]).strip('"')
     print(f"{row['field']}: {shown}, by {row['by']}: {row['why']}")
+    if "note" in row:
+        print(f"note: {row['note']}")
     candidates = row.get("candidates") or ()
     if not candidates:
         return

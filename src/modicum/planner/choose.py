@@ -67,28 +67,47 @@ class Room:
         record: MachineRecord,
         share: Share,
         now: int | None = None,
+        *,
+        elsewhere: bool = False,
     ) -> Room:
         """The room for one of the ranks that share this machine.
 
+        A budget is no more than there is. On this processor that is all of its memory, since what
+        of it is free changes until the run begins.
+
         Args:
-            now: what a process holds when it plans; this one's if left out.
+            now: what a process holds on the machine that a profile describes; None: the machine is
+                this one, and the process too.
+            elsewhere: whether the run may be on another machine, so that a budget is what it says.
         """
+        here = now is None
         now = resident_bytes() if now is None else now
         base, host = now + record.still_loaded(), share.of(machine.available_bytes, now)
         if device == "cpu":
-            most, name = host, "this machine's free memory"
+            most, owner = host, "this machine's free memory"
             if share.count > 1:
-                name = f"a rank's part of {name}"
+                owner = f"a rank's part of {owner}"
         else:
-            most, name = int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
-        limit, name = most, f"{name} ({format_bytes(most)})"
+            most, owner = int(0.95 * (machine.accelerator_bytes or 0)), "the accelerator's memory"
+        limit, name = most, f"{owner} ({format_bytes(most)})"
+        bound, bounded = limit, name
+        if device == "cpu" and here:
+            bound = max(most, machine.memory_bytes // share.count)
+            bounded = f"{owner.replace('free ', '')} ({format_bytes(bound)})"
         if (budget := recipe.budget.memory) is not None:
             limit, name = budget, f"budget.memory ({format_bytes(budget)})"
         if (tensors := recipe.budget.tensors) is not None:
             own = tensors + (base if device == "cpu" else 0)
             if recipe.budget.memory is None or own < limit:
                 limit, name = own, f"budget.tensors ({format_bytes(tensors)})"
+        if limit > bound and not elsewhere:
+            limit, name = bound, bounded
         return cls(device, base, record, limit, name, most, host)
+
+    @property
+    def host_room(self) -> int:
+        """Bytes for copies of the state next to an accelerator."""
+        return self.host - self.base
 
     def needed(self, prediction: Prediction) -> int:
         """The bytes of a prediction that count here."""
@@ -102,11 +121,13 @@ class Room:
         sizes = prediction.process_by_phase(self.base, expected)
         return tuple(with_headroom(size, self.base) for size in sizes)
 
+    def host_holds(self, prediction: Prediction) -> bool:
+        """Whether there is enough next to an accelerator."""
+        return self.device == "cpu" or prediction.host_bytes <= self.host_room
+
     def holds(self, prediction: Prediction) -> bool:
         """Whether there is enough, on the device and next to it."""
-        if self.device != "cpu" and prediction.host_bytes > self.host - self.base:
-            return False
-        return self.needed(prediction) <= self.limit
+        return self.host_holds(prediction) and self.needed(prediction) <= self.limit
 
 
 def with_headroom(size: int, base: int) -> int:

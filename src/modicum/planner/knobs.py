@@ -129,7 +129,7 @@ def loosening(recipe: Recipe, ranks: int = 1, context: int | None = None) -> lis
     if training.precision == "bf16":
         knobs.append(Knob(NUMERICS, "training.precision", ("fp32",)))
     if recipe.linear is not None and "linear" in _frozen_forms(recipe):
-        knobs.append(Knob(NUMERICS, "linear", (*_forms_but(recipe), None)))
+        knobs.append(Knob(NUMERICS, "linear", (*_larger_forms(recipe), None)))
     if adapter is not None:
         rank = {**recipe.methods()["adapter"].defaults, **adapter}.get("rank")
         if isinstance(rank, int):
@@ -147,13 +147,18 @@ def _frozen_forms(recipe: Recipe) -> list[str]:
     return [slot for slot, record in recipe.methods().items() if _cost(record) == NUMERICS]
 
 
-def _forms_but(recipe: Recipe) -> list[dict[str, Any]]:
-    """The other ways to hold frozen weights, as sections, the one in most bytes last."""
+def _larger_forms(recipe: Recipe) -> list[dict[str, Any]]:
+    """The ways to hold frozen weights in more bytes, as sections, the one in most bytes last."""
     own = recipe.methods()["linear"].name
     known = methods_for("linear", recipe.plugins).items()
-    names = [n for n, record in known if n != own and _cost(record) == NUMERICS]
-    names.sort(key=lambda name: linear_form(name).weight_bytes(_WIDTH, _WIDTH))
-    return [{"method": name} for name in names]
+    held = {name: _held(name) for name, record in known if _cost(record) == NUMERICS}
+    names = [name for name in held if held[name] > held[own]]
+    return [{"method": name} for name in sorted(names, key=held.__getitem__)]
+
+
+def _held(form: str) -> int:
+    """Bytes of a layer in a form, to compare it by."""
+    return linear_form(form).weight_bytes(_WIDTH, _WIDTH)
 
 
 def _methods(recipe: Recipe) -> Iterator[Knob]:

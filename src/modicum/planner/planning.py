@@ -41,9 +41,9 @@ from modicum.planner.plan import Plan
 from modicum.planner.precision import export_rows, settled
 from modicum.planner.predict import Prediction, Predictor, needs_gradients
 from modicum.planner.profiles import Profile
-from modicum.planner.question import Question
+from modicum.planner.question import Question, changed
 from modicum.planner.refusal import does_not_fit
-from modicum.planner.remedies import Remedy, changed, remedies
+from modicum.planner.remedies import Remedy, remedies
 from modicum.planner.uses import uses_of_room
 from modicum.recipe import Recipe
 from modicum.recipe.auto_exchange import is_auto
@@ -223,7 +223,7 @@ def asked_of(
     counts = live.broadcast(task.survey(recipe, inputs))
     question = Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
-        (*commit, *rows, *start), _link(live, count, machine, device),
+        (*commit, *rows, *start), _link(live, count, machine, device), asked,
     )  # fmt: skip
     if section is not None and is_auto("comm", section):
         question = without_auto(question, section, live)
@@ -241,10 +241,12 @@ def _link(live: Ranks, count: int, machine: Profile | None, device: str) -> Meas
         return None if machine.link is None else MeasuredLink(0.0, machine.link, ranks=count)
     if device != "cpu":
         return None
-    axis = NODE if live.size > live.local_size else LOCAL
-    found = known_links().get(axis) if live.first else None
-    said = live.broadcast(None if found is None else asdict(found))
-    return None if said is None else link_of(said)
+    known = known_links() if live.first else {}
+    said = live.broadcast({axis: asdict(link) for axis, link in known.items()})
+    links = {axis: link_of(raw) for axis, raw in said.items()}
+    if live.size == live.local_size:
+        return links.get(LOCAL)
+    return replace(links[NODE], within=links.get(LOCAL)) if NODE in links else None
 
 
 def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...] = ()) -> Plan:

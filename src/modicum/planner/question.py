@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
 from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import Room, choices, first_that_fits
+from modicum.planner.precision import export_rows, settled
 from modicum.planner.predict import Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.recipe import Recipe
@@ -35,6 +37,8 @@ class Question:
         profile: where the machine's figures are from, if not from this machine.
         link: between the ranks, where it was measured or stated.
         settled: what the recipe left open and the inputs alone decide, as rows of a plan.
+        written: the recipe with all of that still open, which changes are made to; None: it is the
+            recipe itself.
     """
 
     recipe: Recipe
@@ -50,7 +54,36 @@ class Question:
     profile: Profile | None = None
     settled: tuple[JsonObject, ...] = ()
     link: MeasuredLink | None = None
+    written: Recipe | None = None
     _configs: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def changed(self, change: Mapping[str, Any]) -> Recipe | None:
+        """The recipe that a plan with other values of some fields would be for.
+
+        What the inputs decide is settled anew. The exchange that was chosen stays, and so do the
+        fields of the adapter that training starts from. None: no plan is made of it, as parts of
+        it do not go together.
+        """
+        recipe = changed(self.recipe if self.written is None else self.written, change)
+        if recipe is None:
+            return None
+        dtypes = self.task.dtypes_of(self.inputs, recipe)
+        try:
+            recipe, _ = settled(recipe, dtypes)
+            export_rows(recipe, dtypes, rounds=self.task.rounds)
+            return self._with_chosen(recipe)
+        except InputError:
+            return None
+
+    def _with_chosen(self, recipe: Recipe) -> Recipe:
+        """A changed recipe with what does not depend on the change."""
+        if recipe.comm != self.recipe.comm:
+            recipe = recipe.changed(comm=self.recipe.comm)
+        if recipe.model.adapter is not None and recipe.adapter is not None:
+            begun = {**(self.recipe.adapter or {}), **recipe.adapter}
+            if begun != recipe.adapter:
+                recipe = recipe.changed(adapter=begun)
+        return recipe
 
     def config(self, recipe: Recipe) -> Any:
         """The shape of the model that a changed recipe would have.
@@ -105,3 +138,11 @@ class Question:
                 if choice.micro_batch_size == size
             ]
         return min(found, key=self.room.needed)
+
+
+def changed(recipe: Recipe, change: Mapping[str, Any]) -> Recipe | None:
+    """The recipe with other values of some fields; None where they do not go together."""
+    try:
+        return recipe.changed(**{path.replace(".", "__"): value for path, value in change.items()})
+    except InputError:
+        return None

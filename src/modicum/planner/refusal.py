@@ -6,19 +6,26 @@ from itertools import islice
 
 from modicum.core.errors import DoesNotFit
 from modicum.core.units import format_bytes
+from modicum.planner.predict import Prediction
 from modicum.planner.question import Question
 from modicum.planner.remedies import Remedy, more_ranks, remedies
 from modicum.recipe import Recipe
 
 MOST_SHOWN = 3
+_CHANGES = "What would make it fit, cheapest first:"
+_NONE = "No five changes together are enough"
 
 
 def does_not_fit(asked: Question) -> DoesNotFit:
     """The refusal, with the three cheapest changes that would make it fit."""
     recipe, room, ranks = asked.recipe, asked.room, asked.ranks
-    needed, base = room.needed(asked.frugal(recipe)), room.base if room.device == "cpu" else 0
+    least = asked.frugal(recipe)
+    needed, base = room.needed(least), room.base if room.device == "cpu" else 0
     found = list(islice(remedies(asked), MOST_SHOWN))
-    if len(found) < MOST_SHOWN and (larger := _larger_budget(recipe, needed, base, room.most)):
+    if needed <= room.limit and not room.host_holds(least):
+        return _host_is_short(asked, least, found)
+    larger = _larger_budget(recipe, needed, base, room.most) if room.host_holds(least) else {}
+    if len(found) < MOST_SHOWN and larger:
         found.append(Remedy(larger, needed))
     # Bytes are reported as those that the budget counts.
     beyond = bool(base) and room.limit - base == recipe.budget.tensors
@@ -39,14 +46,25 @@ def does_not_fit(asked: Question) -> DoesNotFit:
         what += f", beyond {own % 'of'}"
     elif room.device == "cpu":
         what += f", of which {own % 'are'}"
-    end = "What would make it fit, cheapest first:"
-    if not changes:
-        end = "No five changes together are enough"
+    end = _CHANGES if changes else _NONE
     unit = "; a number without a unit is bytes" if room.limit - uncounted < 10**6 else ""
     return DoesNotFit(
         f"does not fit {room.name}{unit}: "
         f"the most frugal plan needs {format_bytes(needed - uncounted)} for {what}. {end}",
         changes,
+        yaml=found[0].yaml if found else "",
+    )
+
+
+def _host_is_short(asked: Question, least: Prediction, found: list[Remedy]) -> DoesNotFit:
+    """The refusal where the accelerator has room, and the memory next to it has not."""
+    room, of_each = asked.room, " for each rank" if asked.ranks > 1 else ""
+    return DoesNotFit(
+        f"does not fit the host's free memory ({format_bytes(room.host)}): the copy of the state "
+        f"that checkpoints are written from needs {format_bytes(least.host_bytes)}{of_each} there, "
+        f"beyond {format_bytes(room.base)} of Python and torch before the first tensor. "
+        f"{_CHANGES if found else _NONE}",
+        [each.words for each in found],
         yaml=found[0].yaml if found else "",
     )
 

@@ -8,7 +8,9 @@ next to each other method; a set whose savings do not add up to enough is not tr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, islice
@@ -18,7 +20,7 @@ from modicum.core.errors import InputError
 from modicum.planner.few_traces import FewTraces, with_few_traces
 from modicum.planner.knobs import METHOD, NUMERICS, Knob, tightening
 from modicum.planner.question import Question
-from modicum.recipe import SLOTS, Recipe
+from modicum.recipe import SLOTS
 from modicum.recipe.nested import assign
 
 MOST_TOGETHER = 3
@@ -27,6 +29,10 @@ MOST_TOGETHER = 3
 MOST_TRIED, MOST_TRACED = 600, 16
 
 _NEARLY = 1.02
+# What every reader of YAML takes for the same text without quotes: words and paths, but for those
+# that some take for other values, and sizes.
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*|[0-9]+(\.[0-9]+)?[kKMGT]?i?B", re.ASCII)
+_VALUES = {"null", "true", "false", "yes", "no", "on", "off"}
 
 FieldValues = dict[str, Any]  # fields and their new values
 
@@ -41,7 +47,8 @@ class Remedy:
     @property
     def words(self) -> str:
         """The change as arguments of the command line."""
-        return " ".join(f"--set {_quoted(f'{f}={_spelled(v)}')}" for f, v in self.change.items())
+        settings = (f"{field}={_spelled(value)}" for field, value in self.change.items())
+        return " ".join(f"--set {shlex.quote(each)}" for each in settings)
 
     @property
     def yaml(self) -> str:
@@ -54,7 +61,12 @@ class Remedy:
 
 @dataclass(frozen=True)
 class _Spent:
-    """Bytes that count, of the most frugal choice: the most of any phase, and of each."""
+    """Bytes that count, of the most frugal choice: the most of any phase, and of each.
+
+    Args:
+        phases: next to an accelerator also the host's bytes, as of one more phase in which there
+            is as much room as in the others.
+    """
 
     needed: int
     phases: tuple[int, ...]
@@ -84,26 +96,18 @@ def more_ranks(asked: Question) -> tuple[int, int] | None:
 
     None where no number of them is enough.
     """
-    cut = changed(asked.recipe, {"parallel.strategy": "fsdp", "parallel.shard": None})
+    sharded = asked.changed({"parallel.strategy": "fsdp", "parallel.shard": None})
     for factor in (2, 4, 8):
         count = asked.ranks * factor
-        if cut is None or count > asked.recipe.training.batch_size:
+        if sharded is None or count > asked.recipe.training.batch_size:
             break
         try:
-            needed = asked.room.needed(asked.frugal(cut, count))
+            found = asked.frugal(sharded, count)
         except InputError:
             break
-        if needed <= asked.room.limit:
-            return count, needed
+        if asked.room.holds(found):
+            return count, asked.room.needed(found)
     return None
-
-
-def changed(recipe: Recipe, change: Mapping[str, Any]) -> Recipe | None:
-    """The recipe with other values of some fields; None where they do not go together."""
-    try:
-        return recipe.changed(**{path.replace(".", "__"): value for path, value in change.items()})
-    except InputError:
-        return None
 
 
 class _Search:
@@ -139,7 +143,7 @@ class _Search:
         return self._known[key]
 
     def _tried(self, change: FieldValues) -> _Spent | None:
-        recipe = changed(self._asked.recipe, change)
+        recipe = self._asked.changed(change)
         if recipe is None or (self._traces is not None and not self._traces.allow(recipe)):
             return None
         self._left -= 1
@@ -148,11 +152,14 @@ class _Search:
         except InputError:
             return None
         room = self._asked.room
-        return _Spent(room.needed(found), room.by_phase(found))
+        phases = room.by_phase(found)
+        if room.device == "cpu":
+            return _Spent(max(phases), phases)
+        return _Spent(max(phases), (*phases, room.limit + found.host_bytes - room.host_room))
 
     def _fits(self, change: FieldValues) -> bool:
         """Whether the recipe is within its room with a change."""
-        return (spent := self.spent(change)) is not None and spent.needed <= self._limit
+        return (spent := self.spent(change)) is not None and max(spent.phases) <= self._limit
 
     def _promises(self, knobs: tuple[Knob, ...]) -> bool:
         """Whether these knobs can be turned together, and may save enough."""
@@ -276,9 +283,7 @@ def _spelled(value: object) -> str:
         return "[" + ", ".join(map(_spelled, value)) + "]"
     if value is None:
         return "null"
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) is not None and value.lower() not in _VALUES
+        return value if plain else json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _quoted(text: str) -> str:
-    """For a shell, which reads brackets and spaces otherwise."""
-    return text if all(c.isalnum() or c in "._=-+/" for c in text) else f"'{text}'"

@@ -15,7 +15,7 @@ from modicum.planner.few_traces import FewTraces
 from modicum.planner.knobs import ROWS, SHAPE, Knob, loosening
 from modicum.planner.predict import Prediction
 from modicum.planner.question import Question
-from modicum.planner.remedies import Remedy, changed
+from modicum.planner.remedies import Remedy
 from modicum.recipe import Recipe
 
 # Models that are traced for it, in seconds each; of a knob the most lavish value, and the least.
@@ -78,7 +78,7 @@ def _ends(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def _most(asked: Question, made: Prediction, knob: Knob, traces: FewTraces | None) -> Use | None:
     for value in reversed(knob.values):
         change = {knob.field: value}
-        recipe = changed(asked.recipe, change)
+        recipe = asked.changed(change)
         if recipe is None or not (traces is None or traces.allow(recipe)):
             continue
         try:

@@ -8,48 +8,76 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
-from modicum.planner.choose import ASYNCHRONOUS, MICRO, RECOMPUTE, STRATEGY, choices, strategy_of
+from modicum.planner.auto_exchange import FIELD as EXCHANGE
+from modicum.planner.choose import (
+    ASYNCHRONOUS,
+    COMPILE,
+    DEVICE,
+    MICRO,
+    RECOMPUTE,
+    STRATEGY,
+    choices,
+    strategy_of,
+)
 from modicum.planner.length import STEPS, WARMUP_STEPS
 from modicum.planner.plan import Plan
+from modicum.planner.precision import EXPORT, FORM, PRECISION
 from modicum.planner.question import Question
+from modicum.planner.save_interval import EVERY
 from modicum.recipe import Recipe
 
-_CHOSEN = (MICRO, RECOMPUTE, STRATEGY, ASYNCHRONOUS)
+_TRIED = (MICRO, RECOMPUTE, STRATEGY, ASYNCHRONOUS)
+# What a plan fills where a recipe leaves it open. A row of any other field is a remark on it.
+_OPEN = {*_TRIED, COMPILE, DEVICE, EVERY, EXCHANGE, EXPORT, FORM, PRECISION}
 
 
 def why(asked: Question, made: Plan, field: str, written: str | None = None) -> JsonObject:
     """Where a field's value is from, and of a choice all candidates with their costs.
 
+    What the plan remarks on a value that it did not choose is a `note`.
+
     Args:
-        field: dotted, as in the recipe.
+        field: dotted, as in the recipe or in the plan's choices.
         written: where the user wrote it, or what it is derived from (`Plan.derived`); None:
             nowhere.
 
     Raises:
-        InputError: the recipe has no such field.
+        InputError: the recipe has no such field, and the plan no such choice.
     """
-    known = fields_of(asked.recipe)
-    if field not in known:
+    known, rows = fields_of(asked.recipe), {row["field"]: row for row in made.choices}
+    chosen, remark = _choice(field, known, rows), rows.get(field)
+    if chosen is None and field not in known:
         raise InputError(
             "the recipe has no such field",
             field="--why",
             value=field,
             allowed="a field of the recipe, such as training.micro_batch_size",
-            candidates=known,
+            candidates=[*known, *rows],
         )
-    row: JsonObject = {"field": field, "value": known[field]}
-    for choice in made.choices:
-        if choice["field"] == field:
-            row |= {"by": "the planner", "value": choice["value"], "why": choice["why"]}
-            if field in _CHOSEN:
-                row["candidates"] = candidates(asked, made)
-            return row
+    note: JsonObject = {} if remark is None or remark is chosen else {"note": remark["why"]}
+    if chosen is not None:
+        row: JsonObject = {"field": field, "value": chosen["value"], "by": "the planner"}
+        row["why"] = chosen["why"]
+        if field in _TRIED:
+            row["candidates"] = candidates(asked, made)
+        return row | note
+    row = {"field": field, "value": known[field]}
     if (source := made.derived.get(field)) is not None:
         value = {STEPS: made.length.steps, WARMUP_STEPS: made.length.warmup}[field]
-        return row | {"by": "you", "value": value, "why": _said(source.why, written)}
+        return row | {"by": "you", "value": value, "why": _said(source.why, written)} | note
     if written is not None:
-        return row | {"by": "you", "why": f"written in {written}"}
-    return row | {"by": "default", "why": "the recipe says nothing of it"}
+        return row | {"by": "you", "why": f"written in {written}"} | note
+    return row | {"by": "default", "why": "the recipe says nothing of it"} | note
+
+
+def _choice(
+    field: str, known: Mapping[str, Any], rows: Mapping[str, JsonObject]
+) -> JsonObject | None:
+    """The row of what the planner chose: the field's own, or its section's that names a method."""
+    if field in rows and (field in _OPEN or field not in known):
+        return rows[field]
+    section, _, last = field.rpartition(".")
+    return rows.get(section) if last == "method" and section in _OPEN else None
 
 
 def _said(why: str, written: str | None) -> str:

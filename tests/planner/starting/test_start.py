@@ -108,8 +108,14 @@ def test_what_is_asked_for_wins(hollow: Hollow, rows: Path) -> None:
     [(400, None, None), (50, "lora", None), (12, "lora", "nf4")],
 )
 def test_the_budget_decides_what_is_trained(
-    hollow: Hollow, rows: Path, memory: int, adapter: str | None, linear: str | None
+    hollow: Hollow,
+    rows: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: int,
+    adapter: str | None,
+    linear: str | None,
 ) -> None:
+    monkeypatch.setattr("modicum.core.machine.memory_bytes", lambda: (10**12, 10**12))
     asked = {"budget.tensors": f"{memory}GB"}
     made = start(str(hollow(SEVEN)), str(rows), asked=asked)
     assert (made.recipe.adapter or {}).get("method") == adapter
@@ -117,6 +123,17 @@ def test_the_budget_decides_what_is_trained(
     if adapter is not None:
         assert "full training needs" in reasons(made)["adapter.method"]
         assert made.recipe.training.learning_rate == 2e-4
+
+
+def test_a_recipe_for_a_larger_machine_is_made_by_the_budget_that_is_stated(
+    hollow: Hollow, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modicum.core.machine.memory_bytes", lambda: (281_000_000, 31_000_000))
+    monkeypatch.setattr("modicum.planner.refusal.remedies", lambda asked: iter(()))
+    made = start(str(hollow(SMALL)), str(rows), asked={"budget.tensors": "1GB"})
+    assert made.recipe.adapter is None
+    assert made.plan is None
+    assert "does not fit this machine's memory (281 MB)" in str(made.refused)
 
 
 @pytest.mark.expensive

@@ -143,7 +143,8 @@ class LeastBytes:
         device = pick_device(recipe.training.device)
         self.device = device.type
         machine, record = shared_machine(device), machine_record(self.device)
-        self.room = Room.of(recipe, machine, self.device, record, Share())
+        # Who states a budget may mean another machine than the one that writes the recipe.
+        self.room = Room.of(recipe, machine, self.device, record, Share(), elsewhere=True)
         self._asked = Question(
             recipe,
             task_of(recipe),
