@@ -224,7 +224,7 @@ def test_classes_of_texts_are_shown_and_counted(modicum: Any, tmp_path: Path) ->
     rows = [json.loads(line) for line in lines]
     assert [row["side"] for row in rows] == ["train"] * 10 + ["validation"] * 2
     assert rows[0]["text"] == "[CLS] cat dog [SEP]"
-    assert (rows[-1]["label"], len(rows[-1]["tokens"])) == ("plants", 3)
+    assert ("plants", 3) in [(row["label"], len(row["tokens"])) for row in rows[-2:]]
     said = modicum("data", file, "--rows", "1").out
     sides = r"train\.jsonl,.+,10textsof2classes;validation:.+/val\.jsonl,.+,2textsClass"
     assert re.search(sides, unwrapped(said))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 import pytest
 import torch
@@ -156,3 +157,45 @@ def test_a_tokenizers_files_name_its_template():
     with pytest.raises(InputError, match="none called 'default'"):
         own_template(listed)
     assert own_template({}) is None
+
+
+ASSISTANT_FIRST = [
+    {"role": "assistant", "content": "Hi"},
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": "y"},
+]
+
+
+def test_of_a_first_turn_what_the_template_writes_before_it_is_not_trained():
+    text, spans = ChatTemplate(CHATML).conversation(ASSISTANT_FIRST)
+    assert [text[a:b] for a, b in spans] == ["Hi<|im_end|>\n", "y<|im_end|>\n"]
+    text, spans = ChatTemplate(CHATML).conversation(ASSISTANT_FIRST[:1])
+    assert [text[a:b] for a, b in spans] == ["Hi<|im_end|>\n"]
+    adds = "{{ 'System: be brief. ' }}{% for m in messages %}{{ m.role }}: {{ m.content | trim }}"
+    text, spans = ChatTemplate(adds + " {% endfor %}").conversation(ASSISTANT_FIRST)
+    assert [text[a:b] for a, b in spans] == ["Hi ", "assistant: y "]
+    called = [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]
+    calls = "{% for m in messages %}<{{ m.role }}>{{ m.tool_calls | tojson }}{% endfor %}"
+    text, spans = ChatTemplate(calls).conversation(called)
+    assert spans == [(0, len(text))]  # nothing shows where the header ends
+
+
+@pytest.mark.parametrize("name", ["chatml", "generation"])
+def test_of_a_prompt_nothing_is_trained(name):
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    messages = [*ASSISTANT_FIRST[1:], *ASSISTANT_FIRST[1:], *ASSISTANT_FIRST[1:]]
+    _, every = template.conversation(messages)
+    assert template.conversation(messages, first=2)[1] == every[1:]
+    assert template.conversation(messages, first=5)[1] == every[2:]
+    assert template.conversation(messages, first=3, train_on="last")[1] == every[2:]
+    assert template.conversation(messages, first=6)[1] == []
+
+
+def test_a_date_is_that_of_the_template_where_it_has_one():
+    dated = ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=datetime(2024, 7, 5))
+    assert dated.render([]) == "05 Jul 2024"
+    assert dated.dated
+    assert not ChatTemplate(CHATML).dated
+    today = ChatTemplate(dated.source)
+    assert today.render([]) != dated.render([])
+    assert today.digest == dated.digest

@@ -121,3 +121,16 @@ def test_arrays_are_made_once_and_again_when_something_changed(
     write_arrays(files, Shaping(4, colour="grey"), out)
     assert read_arrays(out).digest != found.digest
     assert read_arrays(out).train.batch([0]).images.eq(-127.5 / 64).all()
+
+
+def test_the_first_images_that_are_held_out_are_of_all_classes(
+    folder: Path, tmp_path: Path
+) -> None:
+    write_arrays(find_images(folder, draw=Draw(0.2)), Shaping(4, colour="grey"), tmp_path / "data")
+    held = read_arrays(tmp_path / "data").validation
+    assert held is not None
+    every = held.batch(range(len(held)))
+    assert every.labels.bincount().tolist() == [30, 30]
+    assert set(every.labels[:10].tolist()) == {0, 1}
+    # An image keeps its label: dark ones are below the middle.
+    assert torch.equal(every.images.mean((1, 2, 3)) > 0, every.labels == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,45 @@ def test_a_test_is_a_folder_a_path_or_a_part_of_each_class(tmp_path: Path) -> No
     assert one.test == other.test
     assert one.validation != other.validation
     assert list(find_images(flat).counts()) == ["train", "validation"]
+
+
+def test_train_and_one_other_part_are_no_classes(tmp_path: Path) -> None:
+    names = [f"train/{label}/{n}.png" for label in "ab" for n in range(10)]
+    found = find_images(touch(tmp_path / "one", *names, "test/a/x.png"), draw=Draw(0.2, 0.5))
+    assert found.names == ("a", "b")
+    assert [len(part) for part in found.parts.values()] == [16, 4, 1]
+    for name in ("val", "valid", "dev"):
+        found = find_images(touch(tmp_path / name, *names, f"{name}/b/x.png"), draw=Draw(0.2))
+        assert labels(found.validation) == [("b/x.png", "b")]
+        assert len(found.train) == 20
+    with pytest.raises(InputError, match="/dev: a folder stands next to train and val, so"):
+        find_images(touch(tmp_path / "val", "dev/b/x.png"))
+
+
+@pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (("training/a/1.png", "validation/b/1.png"), "training"),
+        (("Test/a/1.png", "Train/a/1.png"), "Test"),
+        (("train/a/1.png", "train/b/1.png"), "train"),
+    ],
+)
+def test_a_part_under_another_name_is_no_class(
+    tmp_path: Path, names: tuple[str, ...], part: str
+) -> None:
+    said = rf"/{part}: has the name of a part of the data.*the parts train, validation and test"
+    with pytest.raises(InputError, match=said):
+        find_images(touch(tmp_path, *names))
+
+
+def test_classes_may_be_called_as_parts_where_images_are_in_them(tmp_path: Path) -> None:
+    assert find_images(touch(tmp_path, "dev/1.png", "test/1.png")).names == ("dev", "test")
+
+
+def test_names_of_files_may_be_any_bytes_and_those_of_classes_text(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    names = [f"{label}/{name}.png" for label in "ab" for name in (odd, "1")]
+    found = find_images(touch(tmp_path / "files", *names), draw=Draw(0.5))
+    assert [len(part) for part in found.parts.values()] == [2, 2]
+    with pytest.raises(InputError, match=r"the name of this class is not UTF-8.*caf.udce9"):
+        find_images(touch(tmp_path / "classes", "a/1.png", f"{odd}/1.png"))

@@ -43,6 +43,28 @@ def test_a_number_and_its_name_are_one_class() -> None:
         class_names(rows[::2])
 
 
+def test_words_that_are_integers_are_sorted_by_value_and_places() -> None:
+    rows = [row(label) for label in ("10", "2", "01", "1", 3)]
+    assert class_names(rows) == ("01", "1", "2", "3", "10")
+    assert class_names([*rows, row("b")]) == ("01", "1", "10", "2", "3", "b")
+    assert numbered(row("1"), ("no", "yes"), listed=True) == 1
+    assert numbered(row("2"), ("1", "2"), listed=True) == 1
+    for label, names in (("01", ("no", "yes")), ("2", ("no", "yes")), ("0", ("1", "2"))):
+        with pytest.raises(InputError, match="none of the classes"):
+            numbered(row(label), names, listed=True)
+    with pytest.raises(InputError, match="none of the classes"):
+        numbered(row("1"), ("no", "yes"))
+
+
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_half_a_surrogate_pair_is_named(column: str, tmp_path: Path) -> None:
+    made = {"text": "a", "label": "b"}
+    rows = [made, made | {column: "x\ud83d"}]
+    source = open_source(write_rows(tmp_path / "d.jsonl", rows))
+    with pytest.raises(InputError, match=rf":2: {column}: character 1 is half a surrogate pair"):
+        list(read_labelled(source, ["text"], "label"))
+
+
 @pytest.mark.parametrize("asked", [["no"], ["no", "no"], ["no", "yes", "no"]])
 def test_classes_that_are_listed_are_two_different_names_at_least(asked: list[str]) -> None:
     with pytest.raises(InputError, match="two or more different names") as caught:

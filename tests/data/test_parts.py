@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.core.errors import InputError
-from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION, Draw
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION, Draw, order_key
 
 FRACTIONS = st.floats(1e-9, 1.0)
 SEEDS = st.integers(0, 9)
@@ -107,3 +107,10 @@ def test_of_what_has_data_of_its_own_nothing_is_drawn() -> None:
     assert Draw(0.1, 0.2, 3).without([VALIDATION]) == Draw(0.0, 0.2, 3)
     assert Draw(0.1, 0.2, 3).without({TEST: "x"}) == Draw(0.1, 0.0, 3)
     assert Draw(0.1).without([VALIDATION]).part_of(5) == TRAIN
+
+
+def test_names_of_files_that_are_no_utf8_are_drawn_too() -> None:
+    names = ["a", "caf\udce9", "b", "c"]
+    flags = Draw(0.5).flags_by_class([0] * 4, names)
+    assert flags.count(1) == 2
+    assert sorted(names, key=order_key) == sorted(set(names), key=order_key)

@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from tests.data.chat_templates import CHATML
+from tests.data.chat_templates import CHATML, TEMPLATES, TOKENS
 
 from modicum.core.errors import InputError
 from modicum.data import PackedExamples, open_source, prepare
@@ -146,3 +146,30 @@ def test_facts_about_examples(tmp_path, tokenizer):
     assert (facts.duplicates, facts.empty, facts.overlap, facts.unended) == (1, 1, 1, 0)
     assert facts_of(source, [299], rows, validation).unended == 3
     assert facts.longest >= facts.median >= facts.shortest > 2
+
+
+@pytest.mark.parametrize("name", ["chatml", "generation"])
+def test_of_a_prompt_of_messages_no_answer_is_learned(name):
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    said = {"role": "assistant", "content": "No."}
+    row = {"prompt": [USER, said, USER], "completion": [ANSWER, USER, ANSWER]}
+    document = RowFormat("prompt_completion", template).document(row, "a:1", 9)
+    learned = [document.text[start:end] for start, end in document.spans]
+    assert [text.startswith("Yes?") for text in learned] == [True, True]
+    # Of a conversation that is too long the earliest turns are left out, of the prompt first.
+    for start, first, answers in ((0, 3, 2), (2, 1, 2), (4, 0, 1)):
+        left = document.talk.since(start)
+        assert left.first == first
+        text, spans = left.written()
+        assert [text[a:b].startswith("Yes?") for a, b in spans] == [True] * answers
+
+
+@pytest.mark.parametrize("column", ["messages", "tools"])
+def test_half_a_surrogate_pair_in_a_conversation_is_named(tmp_path, column):
+    half = {"messages": [USER, ANSWER | {"content": "\ud83d"}], "tools": [{"name": "\ud83d"}]}
+    row = ROWS["messages"] | {"tools": [{"name": "f"}]} | {column: half[column]}
+    file = tmp_path / "chat.jsonl"
+    file.write_text(json.dumps(ROWS["messages"]) + "\n" + json.dumps(row) + "\n")
+    source = open_source(file, template=ChatTemplate("{{ tools | tojson }}" + CHATML))
+    with pytest.raises(InputError, match=r"chat\.jsonl:2: character \d+ is half a surrogate pair"):
+        list(source.documents())

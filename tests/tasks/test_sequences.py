@@ -52,6 +52,14 @@ def test_new_weights_are_a_function_of_the_seed_and_w_is_orthogonal() -> None:
     assert shapes == one.config.parameter_shapes()
 
 
+def test_a_scalar_is_held_as_one_row() -> None:
+    class WithScalar:
+        def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+            return {"weight": (3, 2), "scale": ()}
+
+    assert task().held(WithScalar(), 4) == {"weight": ((3, 8),), "scale": ((1, 4),)}
+
+
 def test_recall_shows_the_class_first_and_pads_what_is_shorter() -> None:
     data = delayed_recall(200, length=9, classes=3, noise=0.5, seed=2, shortest=4)
     batch = data.batch(range(200))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,44 @@ def test_a_test_of_texts_is_a_part_of_each_class_or_data_of_its_own(tmp_path: Pa
     assert "; test: " in words
 
 
+def test_the_tokenizer_is_kept_before_the_rows_and_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, run = recipe(base_folder(tmp_path / "base", "bert")), tmp_path / "run"
+    task = task_of(asked)
+    inputs = task.look(asked)
+
+    def prepared() -> list[str]:
+        made = task.prepare(asked, inputs, run, lambda *_: None, Ranks())
+        return [file.name for file in made.files]
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("modicum.tasks.text_class_data.write_rows", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepared()
+    assert [path.name for path in run.iterdir()] == ["tokenizer"]
+    names = prepared()
+    assert "tokenizer.json" in names
+    (run / "tokenizer" / "tokenizer.json").unlink()
+    assert prepared() == names
+
+
+def test_data_that_is_made_anew_leaves_files_that_are_linked_to_the_old(tmp_path: Path) -> None:
+    asked = recipe(base_folder(tmp_path / "base", "bert"))
+    task = task_of(asked)
+    inputs = task.look(asked)
+    task.prepare(asked, inputs, tmp_path / "run", lambda *_: None, Ranks())
+    file, linked = tmp_path / "run" / "tokenizer" / "tokenizer.json", tmp_path / "linked.json"
+    file.write_text("{}")
+    linked.hardlink_to(file)
+    shutil.rmtree(tmp_path / "run" / "data")
+    task.prepare(asked, inputs, tmp_path / "run", lambda *_: None, Ranks())
+    assert file.read_text() != linked.read_text() == "{}"
+
+
 @pytest.mark.parametrize(("own", "field"), [(True, "model.path"), (False, "data.tokenizer")])
 def test_a_token_beyond_the_model_s_vocabulary_names_its_row(
     own: bool, field: str, tmp_path: Path
@@ -204,3 +243,53 @@ def test_a_token_beyond_the_model_s_vocabulary_names_its_row(
     with pytest.raises(InputError, match=rf"token 64 \('zebu'\) in .*{data.name}:7") as caught:
         task.prepare(asked, inputs, tmp_path / "run", lambda *_: None, Ranks())
     assert (caught.value.field, caught.value.value) == (field, 64)
+
+
+def test_the_first_rows_that_are_evaluated_are_of_all_classes(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    made = sorted(rows(100), key=lambda row: row["label"])
+    file = write_rows(tmp_path / "sorted.jsonl", made)
+    asked = recipe(base, data={"path": str(file), "validation_fraction": 0.5})
+    task = task_of(asked)
+    data = task.prepare(asked, task.look(asked), tmp_path / "run", lambda *_: None, Ranks())
+    assert data.train.labels.tolist() == [0] * 25 + [1] * 25
+    assert data.validation is not None
+    assert data.validation.labels.bincount().tolist() == [25, 25]
+    assert set(data.validation.labels[:10].tolist()) == {0, 1}
+
+
+def test_words_that_are_integers_are_classes_in_the_order_of_their_values(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    lines = [f"{row['text']},{n % 11}\n" for n, row in enumerate(rows(44))]
+    (tmp_path / "rows.csv").write_text("".join(["text,label\n", *lines]))
+    asked = recipe(base, data={"path": str(tmp_path / "rows.csv")})
+    texts = labelled_texts(asked, TextClasses())
+    assert texts.names == tuple(str(n) for n in range(11))
+    assert texts.labels == tuple(n % 11 for n in range(44))
+    # What was prepared with classes in the order of words is not taken for this.
+    how = [
+        [open_source(asked.data.path).fingerprint()],
+        TextClasses().model_dump(mode="json"), 12, "truncate",
+        [place for place, flag in enumerate(texts.flags) if flag],
+    ]  # fmt: skip
+    assert texts.digest != hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_rows_to_evaluate_on_that_would_be_trained_on_are_refused(
+    inside: bool, tmp_path: Path
+) -> None:
+    base = base_folder(tmp_path / "base", "bert")
+    (tmp_path / "rows").mkdir()
+    for name in ("a", "b"):
+        write_rows(tmp_path / "rows" / f"{name}.jsonl", rows(20))
+    held = tmp_path / "rows" / "b.jsonl" if inside else tmp_path / "rows"
+    data = {"path": str(tmp_path / "rows"), "validation_path": str(held)}
+    with pytest.raises(InputError) as caught:
+        labelled_texts(recipe(base, data=data), TextClasses())
+    words = "'b.jsonl' is among the files of data.path, so it would be trained on; name it in"
+    assert (words if inside else "holds all that data.path names, so") in str(caught.value)
+    assert caught.value.field == "data.validation_path"
+    if inside:
+        texts = labelled_texts(recipe(base, data=data | {"exclude": ["b.jsonl"]}), TextClasses())
+        assert texts.counts()["rows"] == 20

@@ -21,6 +21,7 @@ from modicum.core.errors import InputError
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 TrainOn = Literal["all", "last"]
+_DATE = "strftime_now"  # what writes the date in templates
 # What `{% generation %}` puts around the text that the assistant generates; no message has it.
 _BEGIN, _END = (f"\0{secrets.token_hex(8)}{side}" for side in "<>")
 
@@ -33,6 +34,7 @@ class ChatTemplate:
         source: the Jinja text.
         tokens: `bos_token`, `eos_token` and so on.
         special: the special tokens that it writes, which a tokenizer trained for it has.
+        now: the date and time that it may write; None: when it writes.
 
     >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     >>> asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
@@ -43,12 +45,18 @@ class ChatTemplate:
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
     special: tuple[str, ...] = ()
+    now: datetime | None = None
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all that decides what it writes."""
+        """SHA-256, in hexadecimal, of all that decides what it writes, but for the date."""
         text = json.dumps([self.source, dict(self.tokens)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def dated(self) -> bool:
+        """Whether it may write the date."""
+        return _DATE in self.source
 
     def render(
         self, messages: Sequence[Message], *, tools: Any = None, generation: bool = False
@@ -61,12 +69,20 @@ class ChatTemplate:
         return self._marked(messages, tools, generation).replace(_BEGIN, "").replace(_END, "")
 
     def conversation(
-        self, messages: Sequence[Message], *, tools: Any = None, train_on: TrainOn = "all"
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Any = None,
+        train_on: TrainOn = "all",
+        first: int = 0,
     ) -> tuple[str, list[Span]]:
         """The text of a conversation, and the characters [start, end) that the assistant writes.
 
         A template with `{% generation %}` says itself which these are. Of any other, a turn is what
         its message adds to the text, without what stands there when the assistant is asked.
+
+        Args:
+            first: the turns before this one are a prompt, of which nothing is learned.
 
         Raises:
             InputError: the template does not take these messages, or writes earlier turns in
@@ -75,8 +91,12 @@ class ChatTemplate:
         marked = self._marked(messages, tools, generation=False)
         if _BEGIN in marked:
             text, found = _unmarked(marked)
+            if any(message.get("role") == "assistant" for message in messages[:first]):
+                begin = _shared(self.render(messages[:first], tools=tools), text)
+                found = [span for span in found if span[0] >= begin]
             return text, found if train_on == "all" else found[-1:]
-        turns = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
+        roles = [message.get("role") for message in messages]
+        turns = [n for n, role in enumerate(roles) if n >= first and role == "assistant"]
         if train_on == "last":
             turns = turns[-1:]
         spans: list[Span] = []
@@ -88,15 +108,16 @@ class ChatTemplate:
         self, messages: Sequence[Message], number: int, tools: Any, text: str, after: int
     ) -> Span:
         """Where the turn of one message stands in the full text, not before place `after`."""
-        through, asked = text, ""
+        through = text
         if number + 1 < len(messages):
             through = self.render(messages[: number + 1], tools=tools)
             if not text.startswith(through):  # some close the last turn alone with an end of text
                 through = through.removesuffix(self.tokens.get("eos_token", ""))
         if number:
-            asked = self.render(messages[:number], tools=tools, generation=True)
-        # A generation prompt may hold more than the turn begins with, such as an empty thought.
-        start = _shared(asked, text)
+            # A generation prompt may hold more than the turn begins with, such as an empty thought.
+            start = _shared(self.render(messages[:number], tools=tools, generation=True), text)
+        else:
+            start = self._first_words(messages, tools, text)
         if not text.startswith(through) or not after <= start < len(through):
             raise InputError(
                 "the chat template writes an earlier turn in another way when later ones follow, "
@@ -106,6 +127,16 @@ class ChatTemplate:
                 field="data.train_on",
             )
         return start, len(through)
+
+    def _first_words(self, messages: Sequence[Message], tools: Any, text: str) -> int:
+        """Where the first message's own words begin: from there on other ones are another text.
+
+        No messages come before them with which a generation prompt could be written.
+        """
+        content = messages[0].get("content") or ""
+        other = {**messages[0], "content": f"\0{content}"}
+        start = _shared(self.render([other, *messages[1:]], tools=tools), text)
+        return start if start < len(text) else 0  # the template writes no content of this message
 
     def _marked(self, messages: Sequence[Message], tools: Any, generation: bool) -> str:
         compiled = self._compiled
@@ -131,13 +162,18 @@ class ChatTemplate:
                 "jinja2 is not installed, and chat templates need it: pip install modicum[cli]"
             ) from error
         try:
-            return _environment().from_string(self.source)
+            return _environment(self.now).from_string(self.source)
         except jinja2.TemplateError as error:
             raise InputError(f"this is no chat template: {error}") from error
 
 
-def own_template(texts: Mapping[str, str]) -> ChatTemplate | None:
+def own_template(
+    texts: Mapping[str, str], tokens: Mapping[str, str] | None = None
+) -> ChatTemplate | None:
     """The template of a tokenizer, out of the texts of the files next to it; None: it has none.
+
+    Args:
+        tokens: the special tokens that it may name; None: those that the files spell.
 
     Raises:
         InputError: there are several, and none is called `default`.
@@ -156,7 +192,7 @@ def own_template(texts: Mapping[str, str]) -> ChatTemplate | None:
             )
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, special_tokens(texts))
+    return ChatTemplate(source, special_tokens(texts) if tokens is None else tokens)
 
 
 def special_tokens(texts: Mapping[str, str]) -> dict[str, str]:
@@ -191,7 +227,7 @@ def _unmarked(marked: str) -> tuple[str, list[Span]]:
     return text, spans
 
 
-def _environment() -> Any:
+def _environment(now: datetime | None) -> Any:
     """Jinja as `transformers` sets it up for templates."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
@@ -222,5 +258,5 @@ def _environment() -> Any:
     )
     environment.filters["tojson"] = as_json
     environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals[_DATE] = lambda form: (now or datetime.now()).strftime(form)
     return environment

@@ -24,6 +24,7 @@ from modicum.core.files import file_digest, publish_folder, regular, write_json
 from modicum.core.progress import CountProgress
 from modicum.data.image_files import LabelledFile, LabelledFiles
 from modicum.data.images import ImageBatch, Images
+from modicum.data.parts import TRAIN, order_key
 
 Fit = Literal["crop", "stretch", "pad"]
 Colour = Literal["rgb", "grey"]
@@ -144,14 +145,15 @@ def write_arrays(
     }
     if _is_made_from(folder, made_from):
         return
+    ordered = _ordered(files)
     with publish_folder(folder) as temporary:
         with open(temporary / _PIXELS, "wb") as handle:
-            for done, pixels in enumerate(_decoded(every, shaping), start=1):
+            for done, pixels in enumerate(_decoded(ordered, shaping), start=1):
                 handle.write(pixels)
                 if progress is not None and done % _AT_ONCE == 0:
                     progress(done, len(every))
         number = {name: place for place, name in enumerate(files.names)}
-        labels = torch.tensor([number[file.label] for file in every])
+        labels = torch.tensor([number[file.label] for file in ordered])
         labels.numpy().tofile(temporary / _LABELS)
         card = {"classes": files.names, **vars(shaping), "middle": MIDDLE, "deviation": DEVIATION}
         write_json(temporary / CARD, card)
@@ -180,6 +182,17 @@ def read_arrays(folder: Path) -> ImageArrays:
     assert train is not None
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     return ImageArrays(train, validation, test, digest)
+
+
+def _ordered(files: LabelledFiles) -> list[LabelledFile]:
+    """All images as the arrays have them: of parts that are held out, a mixture of the classes.
+
+    Arrays of earlier versions have them in the order of the files, and so their runs resume.
+    """
+    found: list[LabelledFile] = []
+    for part, own in files.parts.items():
+        found += own if part == TRAIN else sorted(own, key=lambda file: order_key(file.name))
+    return found
 
 
 def _decoded(files: Sequence[LabelledFile], shaping: Shaping) -> Iterator[bytes]:

@@ -6,18 +6,22 @@ Nothing here opens an image; `image_arrays` does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from modicum.core.errors import InputError
-from modicum.data.parts import HELD, PARTS, TEST, TRAIN, VALIDATION, Draw
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION, Draw
 from modicum.data.row_files import rows_of
 from modicum.data.source_files import ROW_SUFFIXES
 from modicum.data.unpacking import content_name
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _FILE, _LABEL = "file", "label"
+# What the folders of the parts may be called; torchvision has `val`.
+_FOLDERS = {TRAIN: ("train",), VALIDATION: ("validation", "val", "valid", "dev"), TEST: ("test",)}
+# Names that classes with folders in them are not taken to have, in large or small letters.
+_PARTS = {*PARTS, *_FOLDERS[VALIDATION], "training", "eval", "evaluation", "testing"}
 _NOTHING = Draw()
 
 
@@ -86,28 +90,23 @@ def find_images(
     else what is drawn of each class, by the files' names.
 
     Args:
-        path: a folder with one folder a class, or with `train`, `validation` and perhaps `test` of
-            such folders; or a table with the columns file (as seen from the table) and label.
+        path: a folder with one folder a class, or with `train` and `validation` or `test` of such
+            folders, of which the validation may be called `val`, `valid` or `dev`; or a table with
+            the columns file (as seen from the table) and label.
         others: of `validation` and `test`, those that are elsewhere.
 
     Raises:
         InputError: nothing is there, an image has no class, a class no image, or what is held out
             has a class that training has not.
     """
-    sides, others = {part: path / part for part in PARTS}, dict(others or {})
-    if path.is_dir() and all(sides[part].is_dir() for part in (TRAIN, VALIDATION)):
-        more = [each.name for each in _visible(path) if each.is_dir() and each.name not in sides]
-        if more:
-            raise InputError(
-                f"a folder stands next to {TRAIN} and {VALIDATION}, so it is not known whether "
-                "these are classes; move it away",
-                file=path / more[0],
-            )
-        others = {part: sides[part] for part in HELD if sides[part].is_dir()} | others
-        path = sides[TRAIN]
+    others = dict(others or {})
+    if sides := _sides(path):
+        path = sides.pop(TRAIN)
+        others = sides | others
     draw = draw.without(others)
     train = _labelled(path)
     names = _ordered({file.label for file in train})
+    _check_names(names, path)
     if len(names) < 2:
         raise InputError(
             "all images are of one class, and a classifier tells apart at least two",
@@ -131,6 +130,47 @@ def find_images(
                 candidates=names,
             )
     return LabelledFiles(**found, names=names)
+
+
+def _sides(path: Path) -> dict[str, Path]:
+    """The folders of the parts, where a folder has one to train on and another; else none.
+
+    Raises:
+        InputError: other folders are next to them.
+    """
+    folders = [each for each in _visible(path) if each.is_dir()] if path.is_dir() else []
+    there = {folder.name: folder for folder in folders}
+    sides: dict[str, Path] = {}
+    for part, names in _FOLDERS.items():
+        folder = next((there[name] for name in names if name in there), None)
+        if folder is not None:
+            sides[part] = folder
+    if TRAIN not in sides or len(sides) == 1:
+        return {}
+    more = [folder for folder in folders if folder not in sides.values()]
+    if more:
+        known = " and ".join([folder.name for folder in sides.values()][:2])
+        raise InputError(
+            f"a folder stands next to {known}, so it is not known whether these are classes; move "
+            "it away",
+            file=more[0],
+        )
+    return sides
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    """Refuse classes whose names are no text: those of folders may be any bytes.
+
+    Raises:
+        InputError: one is.
+    """
+    for name in names:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise InputError(
+                "the name of this class is not UTF-8, so it cannot be shown; rename it",
+                file=path,
+                value=name,
+            )
 
 
 def _labelled(path: Path) -> list[LabelledFile]:
@@ -158,6 +198,12 @@ def _of_folders(root: Path) -> Iterator[LabelledFile]:
             file=root,
         )
     for folder in classes:
+        if _is_part(folder):
+            raise InputError(
+                "has the name of a part of the data, and folders in it, so it is no class; call "
+                f"the parts {TRAIN}, {VALIDATION} and {TEST}, or name this folder as the data",
+                file=folder,
+            )
         files = [file for file in _below(folder) if file.suffix.lower() in SUFFIXES]
         if not files:
             raise InputError(
@@ -165,6 +211,15 @@ def _of_folders(root: Path) -> Iterator[LabelledFile]:
             )
         for file in files:
             yield LabelledFile(file, file.relative_to(root).as_posix(), folder.name)
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder is called as parts of data are, and all in it is in folders of its own."""
+    if folder.name.lower() not in _PARTS:
+        return False
+    inside = _visible(folder)
+    loose = any(each.suffix.lower() in SUFFIXES for each in inside)
+    return not loose and any(each.is_dir() for each in inside)
 
 
 def _of_table(table: Path) -> Iterator[LabelledFile]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from modicum.core.errors import InputError
 from modicum.data.json_rows import DataRow, kind_name
+from modicum.data.readers import check_text
 from modicum.data.row_files import rows_of
 from modicum.data.sources import Source
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +70,16 @@ def _text(row: DataRow, column: str, path: Path) -> str:
         raise InputError(
             f"must be text, and is {kind_name(value)}", file=path, line=row.number, field=column
         )
-    return value
+    return _checked(value, row, column, path)
 
 
 def _label(row: DataRow, column: str, path: Path) -> int | str:
     value = _value(row, column, path)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int) or (isinstance(value, str) and value.strip()):
+    if isinstance(value, str) and value.strip():
+        return _checked(value, row, column, path)
+    if isinstance(value, int):
         return value
     raise InputError(
         f"must be a name or an integer, and is {kind_name(value)}",
@@ -82,6 +88,13 @@ def _label(row: DataRow, column: str, path: Path) -> int | str:
         field=column,
         value=value,
     )
+
+
+def _checked(text: str, row: DataRow, column: str, path: Path) -> str:
+    try:
+        return check_text(text, column)
+    except InputError as error:
+        raise error.located(file=path, line=row.number) from None
 
 
 def _value(row: DataRow, column: str, path: Path) -> object:
@@ -101,6 +114,8 @@ def _value(row: DataRow, column: str, path: Path) -> object:
 def class_names(rows: Sequence[LabelledText], asked: Sequence[str] = ()) -> tuple[str, ...]:
     """The names of the classes, in the order of their numbers: those asked for, else sorted.
 
+    Where all labels are integers, or spell them, they are sorted by value.
+
     Raises:
         InputError: there are fewer than two.
 
@@ -115,11 +130,12 @@ def class_names(rows: Sequence[LabelledText], asked: Sequence[str] = ()) -> tupl
                 value=", ".join(asked),
             )
         return tuple(asked)
-    found = {row.label for row in rows}
-    if all(isinstance(label, int) for label in found):
-        names = tuple(map(str, sorted(found, key=int)))
+    found = {str(row.label): _integer(row.label) for row in rows}
+    numbers = {name: number for name, number in found.items() if number is not None}
+    if len(numbers) == len(found):
+        names = tuple(sorted(numbers, key=lambda name: (numbers[name], name)))
     else:
-        names = tuple(sorted({str(label) for label in found}))
+        names = tuple(sorted(found))
     if len(names) < 2:
         raise InputError(
             "all rows have the same label, and at least two classes are needed",
@@ -139,8 +155,9 @@ def numbered(row: LabelledText, names: Sequence[str], *, listed: bool = False) -
     """
     if str(row.label) in names:
         return names.index(str(row.label))
-    if listed and isinstance(row.label, int) and 0 <= row.label < len(names):
-        return row.label
+    place = _place(row.label, names) if listed else None
+    if place is not None:
+        return place
     raise InputError(
         f"{row.origin} has a label that is none of the classes",
         value=row.label,
@@ -148,3 +165,22 @@ def numbered(row: LabelledText, names: Sequence[str], *, listed: bool = False) -
         candidates=names,
         word=str(row.label),
     )
+
+
+def _integer(label: int | str) -> int | None:
+    """The integer that a label is, or spells, as in a CSV file; None of any other name."""
+    if isinstance(label, int):
+        return label
+    return int(label) if _INTEGER.fullmatch(label) else None
+
+
+def _place(label: int | str, names: Sequence[str]) -> int | None:
+    """The place in the names that a label gives; None where it gives none.
+
+    One that is spelled gives a place where no name spells an integer, and is `1` then and not `01`.
+    """
+    number = _integer(label)
+    if number is None or not 0 <= number < len(names):
+        return None
+    plain = label == str(number) and all(_integer(name) is None for name in names)
+    return number if plain or isinstance(label, int) else None

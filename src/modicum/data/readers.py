@@ -156,12 +156,21 @@ def string_of(row: Mapping[str, object], column: str) -> str:
             value=value,
             allowed="a string",
         )
+    return check_text(value, column)
+
+
+def check_text(text: str, field: str | None = None) -> str:
+    """The text itself, if UTF-8 can hold it: JSON may spell half a surrogate pair.
+
+    Raises:
+        InputError: it has one.
+    """
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
             f"character {error.start} is half a surrogate pair, which no text can hold",
-            field=column,
-            value=value[error.start],
+            field=field,
+            value=text[error.start],
         ) from error
-    return value
+    return text

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal
 
 from modicum.core.errors import InputError
 from modicum.data.chat_template import ChatTemplate, Message, TrainOn
-from modicum.data.readers import Document, string_of
+from modicum.data.readers import Document, check_text, string_of
 from modicum.data.talks import Talk
 
 Format = Literal["text", "messages", "sharegpt", "alpaca", "prompt_completion"]
@@ -83,6 +84,16 @@ class RowFormat:
         digest = None if self.template is None else self.template.digest
         return [self.name, digest, self.train_on]
 
+    @property
+    def dated(self) -> bool:
+        """Whether a template that may write the date writes rows."""
+        return self.name != "text" and self.template is not None and self.template.dated
+
+    def written_at(self, now: datetime) -> RowFormat:
+        """The same, with this date and time in what a template writes."""
+        template = None if self.template is None else replace(self.template, now=now)
+        return replace(self, template=template)
+
     def used(self, names: Collection[str]) -> set[str] | None:
         """Of the columns of a file, those that are read.
 
@@ -126,9 +137,10 @@ class RowFormat:
                 field="data.chat_template",
             )
         tools = _parsed(row.get("tools"))
-        talk = Talk(self.template, self._messages(row), tools, self.train_on)
+        first = len(_turns(row, "prompt")) if self.name == "prompt_completion" else 0
+        talk = Talk(self.template, self._messages(row), tools, self.train_on, first)
         text, spans = talk.written()
-        return Document(text, None, origin, size, tuple(spans), talk)
+        return Document(check_text(text), None, origin, size, tuple(spans), talk)
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
         if self.name == "alpaca":

@@ -67,7 +67,8 @@ class StreamReader:
 
     def part_of(self, file: int, row: int) -> str:
         """The part that a document is in, by its number alone."""
-        # Of the first file as `store.prepare` has it, so that one file is held out alike.
+        # Of the first file as `store.prepare` has it, so one file without blank documents is drawn
+        # alike. Blank ones have no number there; here a row that is passed by is not looked into.
         return self.draw.part_of(row if file == 0 else f"{file}/{row}")
 
     def files(self, epoch: int) -> list[int]:

@@ -23,6 +23,7 @@ class Talk:
         messages: the turns.
         tools: what the template says of the tools.
         train_on: which turns of the assistant are learned.
+        first: the turns before this one are a prompt, of which nothing is learned.
 
     >>> template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}")
     >>> said = ["system", "user", "assistant", "user", "assistant"]
@@ -36,6 +37,7 @@ class Talk:
     messages: Sequence[Message]
     tools: Any = None
     train_on: TrainOn = "all"
+    first: int = 0
 
     @property
     def starts(self) -> list[int]:
@@ -55,12 +57,15 @@ class Talk:
         Raises:
             InputError: the template does not take the messages.
         """
-        return self.template.conversation(self.messages, tools=self.tools, train_on=self.train_on)
+        return self.template.conversation(
+            self.messages, tools=self.tools, train_on=self.train_on, first=self.first
+        )
 
     def since(self, start: int) -> Talk:
         """The conversation from a turn on, with the system turns before it."""
         before = [each for each in self.messages[:start] if each.get("role") == "system"]
-        return replace(self, messages=[*before, *self.messages[start:]])
+        first = max(len(before) + self.first - start, 0)
+        return replace(self, messages=[*before, *self.messages[start:]], first=first)
 
     def without(self, characters: int) -> Talk:
         """The conversation without the first characters of the user's first turn."""

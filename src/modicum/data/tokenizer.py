@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_text, write_text
-from modicum.data.chat_template import ChatTemplate, own_template
+from modicum.data.chat_template import ChatTemplate, own_template, special_tokens
 from modicum.data.named_templates import END
 from modicum.data.tokenizer_files import CONFIGURATION, MODEL, end_of_text, model_file
 
@@ -165,6 +165,16 @@ class Tokenizer:
         special = sum(takewhile(bool, encoding.special_tokens_mask))
         return tuple(encoding.ids[:special])
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """`bos_token`, `eos_token` and so on, as chat templates name them.
+
+        Where the files next to the tokenizer spell no end, it is the one that ends every text:
+        GPT-2's files give its number alone.
+        """
+        known, end = special_tokens(self.companions), self.token(self.eos_id)
+        return known if end is None else {"eos_token": end, **known}
+
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """What writes conversations for the model, if its files have one.
@@ -172,7 +182,7 @@ class Tokenizer:
         Raises:
             InputError: they have several.
         """
-        return own_template(self.companions)
+        return own_template(self.companions, self.special_tokens)
 
     def with_template(self, source: str) -> Tokenizer:
         """The same tokenizer with this chat template."""

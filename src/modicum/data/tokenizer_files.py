@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError, nearest
-from modicum.core.files import read_json
+from modicum.core.files import read_json, read_text, write_text
 from modicum.data.named_templates import END
 
 if TYPE_CHECKING:
     import tokenizers
 
 MODEL, CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
+_MOMENT = "moment.txt"  # of a run alone
 _OTHER_KINDS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
 
 
@@ -75,3 +77,26 @@ def end_of_text(file: Path, inner: tokenizers.Tokenizer) -> int:
         file=file,
         field="eos_token",
     )
+
+
+def moment_of(folder: Path) -> datetime:
+    """The date and time that a run writes conversations with, kept next to its tokenizer.
+
+    The first call writes the time at which it is made.
+
+    Raises:
+        InputError: the file there holds none.
+    """
+    file = folder / _MOMENT
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(file, datetime.now().isoformat(timespec="seconds") + "\n")
+    try:
+        return datetime.fromisoformat(read_text(file).strip())
+    except ValueError as error:
+        raise InputError("holds no date and time; remove it", file=file) from error
+
+
+def exported_files(folder: Path) -> list[Path]:
+    """The files in the folder of a run's tokenizer that belong next to its weights."""
+    return sorted(file for file in folder.glob("*") if file.name != _MOMENT)

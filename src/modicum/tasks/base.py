@@ -185,6 +185,10 @@ class Task(ABC, Generic[M, B, I]):
         """The shape of the model if the recipe were changed to this one."""
         return inputs.config
 
+    def dtypes_of(self, inputs: I, recipe: Recipe) -> frozenset[str]:
+        """What the inputs' `dtypes` would be then."""
+        return inputs.dtypes
+
     def reshaped(self, config: Any, surgery: Surgery) -> Any:
         """The shape of the model after a surgery.
 
@@ -249,10 +253,10 @@ class Task(ABC, Generic[M, B, I]):
     def held(self, config: Any, item_bytes: int) -> Mapping[str, Tensors]:
         """Of each parameter, the tensors that represent it: how many rows, and bytes of one.
 
-        Those that are no codes have `item_bytes` an element.
+        Those that are no codes have `item_bytes` an element; a scalar is one row.
         """
-        shapes = config.parameter_shapes().items()
-        return {name: ((n[0], math.prod(n[1:]) * item_bytes),) for name, n in shapes}
+        shapes = {name: tuple(shape) or (1,) for name, shape in config.parameter_shapes().items()}
+        return {name: ((n[0], math.prod(n[1:]) * item_bytes),) for name, n in shapes.items()}
 
     @abstractmethod
     def largest_bytes(self, config: Any, shape: ModelQuery) -> int:

@@ -44,7 +44,7 @@ class ImageClasses(Method):
         data: `textures` are made as they are asked for; `digits` are scikit-learn's; both have
             32x32 pixels.
         data_path: your own instead, in PNG and JPEG: a folder with one folder a class, or with
-            `train`, `validation` and perhaps `test` of these; or a table with the columns file and
+            `train` and `validation` or `test` of these; or a table with the columns file and
             label.
         validation_path: of your own images, those to evaluate on.
         validation_fraction: without such, this part of each class is held out.

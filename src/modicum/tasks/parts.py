@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from modicum.core.errors import InputError
 from modicum.data.parts import HELD, Draw
+from modicum.data.sources import Source
 
 
 class HoldsOut(Protocol):
@@ -43,6 +45,40 @@ def draw_of(asked: HoldsOut, seed: int) -> Draw:
 def field_of_part(asked: HoldsOut, part: str, section: str = "data") -> str:
     """The recipe's field that says what is in a part that is held out."""
     return f"{section}.{part}_{'path' if part in paths_of(asked) else 'fraction'}"
+
+
+def check_files_apart(trained: Mapping[str, Source], others: Mapping[str, Source]) -> None:
+    """Refuse data of a part's own whose files are trained on.
+
+    Args:
+        trained: what is trained on, by the recipe's field that names it.
+        others: data of their own that parts have.
+
+    Raises:
+        InputError: a file is in both, with what leaves it out of the training.
+    """
+    for part, other in others.items():
+        held = {file.path.resolve() for file in other.files}
+        for field, source in trained.items():
+            both = [file.name for file in source.files if file.path.resolve() in held]
+            streamed = source.hub is not None and source.hub == other.hub
+            if streamed or (both and len(both) == len(source.files)):
+                raise InputError(
+                    f"holds all that {field} names, so it would be trained on; name other data, "
+                    f"or leave it out and set data.{part}_fraction",
+                    field=f"data.{part}_path",
+                    value=other.title,
+                )
+            if both:
+                one = len(both) == 1
+                which = f"{both[0]!r} is" if one else f"{both[0]!r} and {len(both) - 1:,} more are"
+                exclude = field.removesuffix("path") + "exclude"
+                raise InputError(
+                    f"{which} among the files of {field}, so {'it' if one else 'they'} would be "
+                    f"trained on; name {'it' if one else 'them'} in {exclude}",
+                    field=f"data.{part}_path",
+                    value=other.title,
+                )
 
 
 def held_words(counts: Mapping[str, int], others: Mapping[str, str], what: str) -> str:

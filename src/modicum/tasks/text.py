@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
-from modicum.data.parts import TEST, TRAIN, VALIDATION
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION
+from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source, inspect
 from modicum.data.text_rows import TextRows
 from modicum.data.tokenizer import Tokenizer
+from modicum.data.tokenizer_files import exported_files, moment_of
 from modicum.linears.base import LinearMethod
 from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig
@@ -234,9 +236,8 @@ def prepared(
     def check() -> None:
         progress("reading data", 0, None)
 
-    tokenizer = ranks.first_alone(
-        lambda: run_tokenizer(recipe, inputs, folder / "tokenizer", progress), check
-    )
+    kept = folder / "tokenizer"
+    inputs, tokenizer = ranks.first_alone(lambda: begun(recipe, inputs, kept, progress), check)
     held = tokenized(
         recipe,
         inputs.source,
@@ -257,7 +258,7 @@ def prepared(
         sampler=sampler_of(recipe, inputs.source, train),
         tokenizer=tokenizer,
         identity=identity_of(inputs.source, held),
-        files=tuple(sorted((folder / "tokenizer").glob("*"))),
+        files=tuple(exported_files(kept)),
         counts=counts_of(
             inputs.source,
             [part.counts for part in train.parts],
@@ -276,6 +277,33 @@ def surveyed(recipe: Recipe, inputs: TextInputs) -> dict[str, Any]:
     return survey_of(recipe, inputs.source, inputs.tokenizer, vocabulary)
 
 
+def begun(
+    recipe: Recipe, inputs: TextInputs, kept: Path, progress: StageProgress
+) -> tuple[TextInputs, Tokenizer]:
+    """The inputs as the run reads them, and its tokenizer.
+
+    Where a chat template may write the date, all of the run has that of its beginning: it may be
+    resumed on another day, and must find the same text.
+
+    Args:
+        kept: the folder of the run's tokenizer.
+    """
+    source, others = inputs.source, inputs.others
+    if any(each.rows.dated for each in (*parts_of(source), *others.values())):
+        now = moment_of(kept)
+
+        def dated(part: Source) -> Source:
+            return replace(part, rows=part.rows.written_at(now))
+
+        if isinstance(source, SourceMix):
+            source = replace(source, parts=tuple(map(dated, source.parts)))
+        else:
+            source = dated(source)
+        others = {part: dated(other) for part, other in others.items()}
+        inputs = replace(inputs, source=source, others=others)
+    return inputs, run_tokenizer(recipe, inputs, kept, progress)
+
+
 def run_tokenizer(
     recipe: Recipe, inputs: TextInputs, kept: Path, progress: StageProgress
 ) -> Tokenizer:
@@ -288,19 +316,13 @@ def run_tokenizer(
     tokenizer, rows = inputs.tokenizer, inputs.source.rows
     template = rows.template if rows.conversations else None
     if tokenizer is None:
-        total, draw = inputs.source.total_bytes, draw_of(recipe.data, recipe.training.seed)
+        total = inputs.source.total_bytes
 
         def tell(done: int, _: int | None) -> None:
             progress("training tokenizer", min(done, total), total)
 
-        texts = (
-            document.text
-            for part in parts_of(inputs.source)
-            for number, document in enumerate(part.documents())
-            if draw.part_of(number) != TEST
-        )
         try:
-            size = inputs.config.vocabulary_size
+            texts, size = _texts(recipe, inputs), inputs.config.vocabulary_size
             tokenizer = Tokenizer.train(texts, size, tell, template=template)
         except InputError as error:
             raise error.located(field=field_of(inputs.source, 0)) from None
@@ -309,3 +331,17 @@ def run_tokenizer(
         tokenizer = tokenizer.with_template(template.source)
     tokenizer.save(kept)
     return tokenizer
+
+
+def _texts(recipe: Recipe, inputs: TextInputs) -> Iterator[str]:
+    """The documents that a new tokenizer learns from: those that are not in the test."""
+    draw = draw_of(recipe.data, recipe.training.seed)
+    for part in parts_of(inputs.source):
+        flags = bytearray()
+        if draw.test:
+            # As the store draws: of few documents one is in the test whatever its chance.
+            count = sum(1 for _ in part.documents())
+            flags = draw.flags(count) if count > len(draw.drawn) else flags
+        for number, document in enumerate(part.documents()):
+            if not flags or PARTS[flags[number]] != TEST:
+                yield document.text

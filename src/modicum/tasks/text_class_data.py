@@ -6,13 +6,13 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, read_json
+from modicum.core.files import file_digest, publish_folder, read_json
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.bucket_sampler import BucketSampler
@@ -24,7 +24,7 @@ from modicum.data.labelled_texts import (
     read_labelled,
 )
 from modicum.data.pair_tokenizer import PairTokenizer
-from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION
+from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION, order_key
 from modicum.data.sampler import Sampler
 from modicum.data.sources import Source, open_source
 from modicum.data.text_classes import (
@@ -37,7 +37,7 @@ from modicum.data.text_classes import (
 )
 from modicum.recipe import Recipe
 from modicum.tasks.base import Data
-from modicum.tasks.parts import draw_of, field_of_part, held_words, paths_of
+from modicum.tasks.parts import check_files_apart, draw_of, field_of_part, held_words, paths_of
 
 if TYPE_CHECKING:
     from modicum.tasks.text_classes import TextClasses
@@ -95,26 +95,35 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
     """
     data = recipe.data
     check_data(recipe)
-    source, rows = _rows(recipe, asked, data.path, "data.path")
+    source = _opened(recipe, asked, data.path, "data.path")
+    others = {
+        part: _opened(recipe, asked, path, field_of_part(data, part))
+        for part, path in paths_of(data).items()
+    }
+    check_files_apart({"data.path": source}, others)
+    rows = _rows(source, asked, "data.path")
     try:
         names = class_names(rows, asked.classes)
         labels = [numbered(row, names, listed=bool(asked.classes)) for row in rows]
     except InputError as error:
         raise error.located(field="task.label_column") from None
+    # Words that are integers were sorted as words once, and their classes had other numbers.
+    words = not asked.classes and any(isinstance(row.label, str) for row in rows)
+    renumbered = [list(names)] if words and list(names) != sorted(names) else []
     draw = draw_of(data, recipe.training.seed)
     try:
         flags = draw.flags_by_class(labels, [" ".join(row.texts) for row in rows])
     except InputError as error:
         raise error.within("data") from None
-    sources = {TRAIN: source}
-    for part, path in paths_of(data).items():
-        sources[part], more = _rows(recipe, asked, path, field_of_part(data, part))
+    for part, other in others.items():
+        more = _rows(other, asked, field_of_part(data, part))
         try:
             labels += [numbered(row, names, listed=bool(asked.classes)) for row in more]
         except InputError as error:
             raise error.located(field=field_of_part(data, part)) from None
         rows += more
         flags += bytes([PARTS.index(part)]) * len(more)
+    sources = {TRAIN: source} | others
     how: list[Any] = [
         [each.fingerprint() for each in sources.values()],
         asked.model_dump(mode="json"),
@@ -125,6 +134,7 @@ def labelled_texts(recipe: Recipe, asked: TextClasses) -> LabelledTexts:
             [n for n, flag in enumerate(flags) if flag == place]
             for place in sorted({1, *flags} - {0})
         ),
+        *renumbered,
     ]
     digest = hashlib.sha256(json.dumps(how, sort_keys=True).encode()).hexdigest()
     titles = {part: each.describe() for part, each in sources.items()}
@@ -162,11 +172,9 @@ def check_data(recipe: Recipe) -> None:
         )
 
 
-def _rows(
-    recipe: Recipe, asked: TextClasses, path: str | None, field: str
-) -> tuple[Source, list[LabelledText]]:
+def _opened(recipe: Recipe, asked: TextClasses, path: str | None, field: str) -> Source:
     data = recipe.data
-    source = open_source(
+    return open_source(
         path,
         include=data.include,
         exclude=data.exclude,
@@ -175,8 +183,11 @@ def _rows(
         limit_bytes=data.limit,
         field=field,
     )
+
+
+def _rows(source: Source, asked: TextClasses, field: str) -> list[LabelledText]:
     try:
-        return source, list(read_labelled(source, asked.text_columns, asked.label_column))
+        return list(read_labelled(source, asked.text_columns, asked.label_column))
     except InputError as error:
         raise _of_recipe(error, asked) if error.file else error.located(field=field) from None
 
@@ -216,15 +227,18 @@ def prepared(
     made_from = [texts.digest, {file.name: file_digest(file) for file in tokenizer.files}]
 
     def work() -> None:
+        if not ranks.first:
+            return
         known = read_json(target / COUNTS) if (target / COUNTS).is_file() else {}
-        if not ranks.first or known.get("made_from") == made_from:
+        if known.get("made_from") == made_from:
+            if not all((own / file.name).is_file() for file in tokenizer.files):
+                _copy_anew(tokenizer.files, own)
             return
         progress("tokenizing", 0, len(texts.rows))
         rows, counts = _encoded(recipe, texts, tokenizer, vocabulary)
+        _copy_anew(tokenizer.files, own)
+        # Last, since with the rows the data counts as prepared.
         write_rows(target, rows, {**counts, "made_from": made_from})
-        own.mkdir(parents=True, exist_ok=True)
-        for file in tokenizer.files:
-            shutil.copyfile(file, own / file.name)
 
     ranks.first_alone(work, lambda: progress("tokenizing", 0, None))
     counts = {key: n for key, n in read_json(target / COUNTS).items() if key != "made_from"}
@@ -252,14 +266,23 @@ def prepared(
     )
 
 
+def _copy_anew(files: Sequence[Path], folder: Path) -> None:
+    """Make a folder of copies atomically; files that are linked to those of an old one stay."""
+    with publish_folder(folder) as temporary:
+        for file in files:
+            shutil.copyfile(file, temporary / file.name)
+
+
 def _encoded(
     recipe: Recipe, texts: LabelledTexts, tokenizer: PairTokenizer, vocabulary: int
 ) -> tuple[dict[str, list[EncodedRow]], dict[str, int]]:
-    """The rows of each part that are kept, and what became of the others."""
+    """The rows of each part that are kept, and what became of the others.
+
+    Rows to train on are in the order of the data, of other parts in one that mixes the classes.
+    """
     room, policy = recipe.data.sequence_length, recipe.data.too_long
     found = tokenizer.encode([row.texts for row in texts.rows], room)
-    # A test is written where there is one.
-    kept: dict[str, list[EncodedRow]] = {PARTS[flag]: [] for flag in sorted({0, 1, *texts.flags})}
+    kept: list[tuple[int, EncodedRow]] = []
     counts = {"truncated": 0, "dropped": 0, "empty": 0}
     for place, (ids, types, truncated) in enumerate(found):
         if truncated and policy == "refuse":
@@ -280,6 +303,14 @@ def _encoded(
                     field="model.path" if asked is None else "data.tokenizer"
                 )
             counts["truncated"] += truncated
-            own = kept[PARTS[texts.flags[place]]]
-            own.append(EncodedRow(ids, types, texts.labels[place]))
-    return kept, counts
+            kept.append((place, EncodedRow(ids, types, texts.labels[place])))
+
+    def mixing(pair: tuple[int, EncodedRow]) -> bytes:
+        return order_key(" ".join(texts.rows[pair[0]].texts))
+
+    # A test is written where there is one.
+    sides: dict[str, list[EncodedRow]] = {}
+    for flag in sorted({0, 1, *texts.flags}):
+        own = [pair for pair in kept if texts.flags[pair[0]] == flag]
+        sides[PARTS[flag]] = [row for _, row in (sorted(own, key=mixing) if flag else own)]
+    return sides, counts

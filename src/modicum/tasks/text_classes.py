@@ -168,12 +168,10 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
                 value=recipe.data.sequence_length,
                 allowed=f"at most {most}",
             )
-        # Next to an adapter weights are held in fp32, whatever the folder has.
-        dtypes = frozenset() if recipe.adapter is not None else header.dtypes
         words = texts.described + head_words(known, texts, new)
         return TextClassInputs(
             formed_classifier(recipe, dense), folder, words, texts, tokenizer, header, new, dense,
-            recipe.training.seed, weights=bool(header.tensors), dtypes=dtypes,
+            recipe.training.seed, weights=bool(header.tensors), dtypes=_dtypes(recipe, header),
         )  # fmt: skip
 
     def check_weights(self, inputs: TextClassInputs) -> None:
@@ -199,6 +197,10 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         """The configuration of the model that a changed recipe would have."""
         check_asked(recipe)
         return formed_classifier(recipe, inputs.dense)
+
+    def dtypes_of(self, inputs: TextClassInputs, recipe: Recipe) -> frozenset[str]:
+        """Those of the folder's tensors; none next to an adapter."""
+        return _dtypes(recipe, inputs.header)
 
     def row(self, recipe: Recipe) -> ModelQuery:
         """One row, as long as the recipe allows."""
@@ -312,3 +314,8 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
     ) -> None:
         """Write a folder that `AutoModelForSequenceClassification` reads, classes named in it."""
         saving.save(model, folder, files=data.files, write=write, dtype=dtype)
+
+
+def _dtypes(recipe: Recipe, header: ModelHeader) -> frozenset[str]:
+    """Next to an adapter weights are held in fp32, whatever the folder has."""
+    return frozenset() if recipe.adapter is not None else header.dtypes

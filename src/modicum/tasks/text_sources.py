@@ -7,13 +7,13 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import read_text
-from modicum.data.chat_template import ChatTemplate, special_tokens
+from modicum.data.chat_template import ChatTemplate
 from modicum.data.named_templates import DEFAULT, END, NAMED
 from modicum.data.source_mix import SourceMix
 from modicum.data.sources import Source, open_source
 from modicum.data.tokenizer import Tokenizer
 from modicum.recipe import Recipe, SourceSection
-from modicum.tasks.parts import field_of_part, paths_of
+from modicum.tasks.parts import check_files_apart, field_of_part, paths_of
 
 
 def sources(
@@ -22,7 +22,8 @@ def sources(
     """The data that a recipe trains on, and that of the other parts which have data of their own.
 
     Raises:
-        InputError: there is none, or conversations are there and no template that writes them.
+        InputError: there is none, conversations are there and no template that writes them, or what
+            is evaluated is trained on.
     """
     data, template = recipe.data, chat_template(recipe, tokenizer)
 
@@ -56,14 +57,18 @@ def sources(
     others = {
         part: opened(path, field_of_part(data, part)) for part, path in paths_of(data).items()
     }
-    parts = [
-        opened(each.path, f"data.sources.{number}.path", each)
-        for number, each in enumerate(data.sources)
-    ]
-    if not parts:
-        return opened(data.path, "data.path"), others
+    trained: dict[str, Source] = {}
+    for number, each in enumerate(data.sources):
+        field = f"data.sources.{number}.path"
+        trained[field] = opened(each.path, field, each)
+    if not trained:
+        trained["data.path"] = opened(data.path, "data.path")
+    check_files_apart(trained, others)
+    parts = tuple(trained.values())
+    if not data.sources:
+        return parts[0], others
     weights = [each.weight for each in data.sources if each.weight is not None]
-    return SourceMix(tuple(parts), tuple(weights) or None), others
+    return SourceMix(parts, tuple(weights) or None), others
 
 
 def chat_template(recipe: Recipe, tokenizer: Tokenizer | None) -> ChatTemplate | None:
@@ -92,7 +97,7 @@ def chat_template(recipe: Recipe, tokenizer: Tokenizer | None) -> ChatTemplate |
         source = read_text(Path(asked))
     except InputError as error:
         raise error.located(field="data.chat_template") from None
-    known = {"eos_token": END} if tokenizer is None else special_tokens(tokenizer.companions)
+    known = {"eos_token": END} if tokenizer is None else tokenizer.special_tokens
     return ChatTemplate(source, known)
 
 
@@ -113,4 +118,4 @@ def _named(name: str, tokenizer: Tokenizer | None) -> ChatTemplate:
             value=name,
             allowed=", ".join(each for each, found in NAMED.items() if not found.special),
         )
-    return ChatTemplate(template.source, special_tokens(tokenizer.companions))
+    return ChatTemplate(template.source, tokenizer.special_tokens)

@@ -26,9 +26,10 @@ from modicum.data.stream_reader import StreamReader
 from modicum.data.streamed_rows import StreamedRows, StreamSampler
 from modicum.data.text_rows import StoreRows, TextRows
 from modicum.data.tokenizer import Tokenizer
+from modicum.data.tokenizer_files import exported_files
 from modicum.recipe import Recipe
 from modicum.tasks.parts import draw_of, field_of_part
-from modicum.tasks.text import TextData, TextInputs, run_tokenizer
+from modicum.tasks.text import TextData, TextInputs, begun
 from modicum.tasks.text_parts import parts_of
 
 # So many documents of a stream are looked at where rows and facts are shown.
@@ -48,7 +49,7 @@ def streamed(
         progress("reading data", 0, None)
 
     kept = folder / "tokenizer"
-    tokenizer = ranks.first_alone(lambda: run_tokenizer(recipe, inputs, kept, progress), check)
+    inputs, tokenizer = ranks.first_alone(lambda: begun(recipe, inputs, kept, progress), check)
     check()
     shape, seed = shape_of(recipe, inputs, tokenizer), recipe.training.seed
     draw, asked = draw_of(recipe.data, seed), recipe.evaluation
@@ -68,7 +69,7 @@ def streamed(
         sampler=StreamSampler(rows, recipe.training.batch_size),
         tokenizer=tokenizer,
         identity={"made_from": _identity(inputs, tokenizer)},
-        files=tuple(sorted(kept.glob("*"))),
+        files=tuple(exported_files(kept)),
         counts={"streamed": True},
     )
 

@@ -23,6 +23,7 @@ def merge(
     """
     from modicum.cli.exporting import fold
     from modicum.core.layers.full_model import full_model_of
+    from modicum.data.tokenizer_files import exported_files
     from modicum.models import saving
     from modicum.serve import load_adapted
 
@@ -31,7 +32,7 @@ def merge(
         raise InputError("there is something already; give --out a new folder", file=out)
     model, adapter = load_adapted(run, trust_remote_code=trust_remote_code)
     fold(model, adapter)
-    files = sorted((run / "tokenizer").glob("*"))
+    files = exported_files(run / "tokenizer")
     print(saving.save(model, out, files=files))
     if (full := full_model_of(model)) is not None:
         full.write(out)
