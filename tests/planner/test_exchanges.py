@@ -10,7 +10,9 @@ import pytest
 
 from modicum.cli.tables import plan_tables, print_plan
 from modicum.core.contracts.ledger import Wire
+from modicum.core.errors import InputError
 from modicum.core.machine.links import MeasuredLink
+from modicum.core.ranks.environment import planned_on
 from modicum.core.ranks.layout import Layout
 from modicum.planner import planning
 from modicum.planner.coding_time import coding_seconds
@@ -182,6 +184,20 @@ def test_codes_between_hosts_are_those_of_hosts(new, monkeypatch, strategy: str)
     far = sent()
     assert (set(near), set(far)) == ({"local"}, {"node"})
     assert far["node"] < 0.7 * near["local"]  # gradients of 4 bits, not of 8
+
+
+def test_a_plan_for_several_hosts_has_their_link(new, monkeypatch) -> None:
+    near, far = MeasuredLink(1e-5, 1e9, 0.0, 2, "now"), MeasuredLink(1e-3, 1e6, 0.0, 2, "now")
+    monkeypatch.setattr(planning, "known_links", lambda: {"local": near, "node": far})
+    recipe = new(parallel={"strategy": "ddp"}, training={"batch_size": 8})
+    with planned_on(2, 4):
+        apart = plan(recipe, ranks=4, advise=True)
+    here = plan(recipe, ranks=4)
+    assert (apart.link, here.link) == (replace(far, within=near), near)
+    assert apart.exchanges
+    assert apart.machine.flops == pytest.approx(2 * here.machine.flops, rel=0.5)
+    with pytest.raises(InputError, match="3 ranks cannot be on 2 hosts"), planned_on(2, 3):
+        pass
 
 
 def test_codes_are_tried_where_ranks_share_the_optimizer_s_state(new, slow) -> None:

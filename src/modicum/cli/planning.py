@@ -13,6 +13,7 @@ from modicum import recipe_yaml
 from modicum.cli.tables import TableRow, print_json, print_plan, table
 from modicum.cli.train import Asked, placed
 from modicum.core.errors import InputError
+from modicum.core.ranks.environment import planned_on
 from modicum.core.units import format_bytes, format_duration
 from modicum.report.numbers import quantity
 
@@ -31,6 +32,7 @@ class PlanView:
         compare: another recipe, which comes first.
         machine: a profile's name, or its file.
         picture: where to draw a step's memory.
+        hosts: that the ranks are on, as many on each.
     """
 
     asked: Asked
@@ -38,6 +40,7 @@ class PlanView:
     compare: str | None = None
     machine: str | None = None
     picture: Path | None = None
+    hosts: int = 1
 
 
 def show(shown: PlanView) -> None:
@@ -56,12 +59,13 @@ def show(shown: PlanView) -> None:
         check(shown.picture)
     machine = None if shown.machine is None else _profile(shown.machine)
     ranks = asked.ranks or here.size
-    if shown.compare is not None:
-        found = _compared((shown.compare, asked.recipe), asked, ranks, machine)
-    elif shown.why is not None:
-        found = _why(shown.why, asked, ranks, machine)
-    else:
-        found = _plan(asked, ranks, machine).row()
+    with planned_on(shown.hosts, ranks):
+        if shown.compare is not None:
+            found = _compared((shown.compare, asked.recipe), asked, ranks, machine)
+        elif shown.why is not None:
+            found = _why(shown.why, asked, ranks, machine)
+        else:
+            found = _plan(asked, ranks, machine).row()
     if not here.first:
         return
     if shown.picture is not None:

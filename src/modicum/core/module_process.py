@@ -1,4 +1,4 @@
-"""How a module is run in a process of its own, wherever this process has found it.
+"""How Python is run in a process of its own, with what this process has found.
 
 Nothing here imports torch.
 """
@@ -7,15 +7,29 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 # What this process finds, and nothing of the current folder before it: `-m` would look there first,
 # where a file may have the name of a module of the standard library.
-_PROGRAM = (
-    "import json, runpy, sys; module, paths = sys.argv[1], json.loads(sys.argv[2]); "
+_PATHS = (
+    "import json, sys; paths, given = json.loads(sys.argv[1]); "
     "sys.path += [path for path in paths if path not in sys.path]; "
-    "sys.argv[1:] = sys.argv[3:]; "
-    "runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )
+# As `python -m` runs a module: its name is given, and the words after it.
+RUN_MODULE = (
+    "import runpy; sys.argv[1:] = given[1:]; "
+    "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def python_command(program: str, given: Any) -> list[str]:
+    """The command that runs statements, for which `given`, of JSON, `json` and `sys` are there.
+
+    >>> import subprocess
+    >>> subprocess.run(python_command("sys.exit(given)", 3)).returncode
+    3
+    """
+    return [sys.executable, "-P", "-c", _PATHS + program, json.dumps([sys.path, given])]
 
 
 def module_command(module: str, *words: str) -> list[str]:
@@ -25,4 +39,4 @@ def module_command(module: str, *words: str) -> list[str]:
     >>> subprocess.run(module_command("platform"), capture_output=True, check=True).returncode
     0
     """
-    return [sys.executable, "-P", "-c", _PROGRAM, module, json.dumps(sys.path), *words]
+    return python_command(RUN_MODULE, [module, *words])

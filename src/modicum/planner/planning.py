@@ -20,6 +20,7 @@ from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.machine.links import LOCAL, NODE, MeasuredLink, known_links, link_of
 from modicum.core.machine.rate import shared_machine
 from modicum.core.machine.record import MachineRecord, Reads, machine_record
+from modicum.core.ranks.environment import ranks_on_a_host
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner.adapted_otherwise import rows_of_instead
 from modicum.planner.advice import advice
@@ -213,7 +214,8 @@ def asked_of(
     else:
         record = machine.record
         found = machine.machine(recipe.training.precision)
-        here = count if device == "cpu" else 1  # that share the processor; each has its accelerator
+        # That share the processor; each has its accelerator.
+        here = ranks_on_a_host(count) if device == "cpu" else 1
         found, share = replace(found, flops=found.flops / here), Share(here, live=False)
         room = Room.of(recipe, found, device, record, share, machine.base)
         room = replace(room, name=room.name.replace("this machine", machine.name))
@@ -244,7 +246,8 @@ def _link(live: Ranks, count: int, machine: Profile | None, device: str) -> Meas
     known = known_links() if live.first else {}
     said = live.broadcast({axis: asdict(link) for axis, link in known.items()})
     links = {axis: link_of(raw) for axis, raw in said.items()}
-    if live.size == live.local_size:
+    here = ranks_on_a_host(count) if live.alone else live.local_size
+    if here == count:
         return links.get(LOCAL)
     return replace(links[NODE], within=links.get(LOCAL)) if NODE in links else None
 
@@ -300,10 +303,11 @@ def _agreed(
     machine = shared_machine(device) if live.alone else this_machine(device)
     record = machine_record(device.type).of_run(reads, gradients=needs_gradients(recipe))
     planned = live.alone and count > 1
-    share = Share(count, live=False) if planned else Share(live.local_size)
+    here = ranks_on_a_host(count)
+    share = Share(here, live=False) if planned else Share(live.local_size)
     room = Room.of(recipe, machine, device.type, record, share)
     on_cpu = device.type == "cpu"
-    machine = replace(machine, flops=machine.flops / count) if planned and on_cpu else machine
+    machine = replace(machine, flops=machine.flops / here) if planned and on_cpu else machine
     if live.alone:
         return machine, record, room
     seen = [record.kept_where(recompute=again) for again in (False, True)]

@@ -31,6 +31,9 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
     ranks: RanksOption = None,
+    hosts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Plan for --ranks on N hosts like this one.")
+    ] = 1,
 ) -> None:
     """Show what a recipe would cost, without running it."""
     from modicum.cli import planning
@@ -38,4 +41,4 @@ def plan(
 
     overrides = (*(set_ or ()), *(["budget.ledger=traced"] if traced else []))
     asked = run.Asked(recipe, overrides, as_json=as_json, ranks=ranks)
-    planning.show(planning.PlanView(asked, why, compare, machine, picture))
+    planning.show(planning.PlanView(asked, why, compare, machine, picture, hosts))

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,14 +14,10 @@ from typing import IO, Any
 
 from modicum.core.errors import ModicumError
 from modicum.core.machine.probe_line import Waiting
+from modicum.core.module_process import python_command
 
 LIMIT_SECONDS = 600
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# What this process finds, and nothing of the current folder before it.
-_PATHS = (
-    "import json, sys; paths, given = json.loads(sys.argv[1]); "
-    "sys.path += [path for path in paths if path not in sys.path]; "
-)
 _LINES = 5  # of what it printed last, in a message
 _PAUSE = 0.5  # seconds between two looks at it
 
@@ -64,7 +59,7 @@ def answer_of(
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PATHS + program, json.dumps([sys.path, given])],
+                python_command(program, given),
                 env=own | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

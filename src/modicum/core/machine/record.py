@@ -31,15 +31,11 @@ from modicum.core.files import regular, write_json
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
 from modicum.core.machine.identity import cache_folder, depends_on, record_file, why_again
 from modicum.core.machine.probe_line import probe_line, runs_of
+from modicum.core.module_process import RUN_MODULE
 from modicum.core.torch_private import compiler_is_loaded
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
-# As `python -m` runs a module.
-_PROGRAM = (
-    "import runpy; sys.argv[1:] = given[1:]; "
-    "runpy.run_module(given[0], run_name='__main__', alter_sys=True)"
-)
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
 RecordPart = Literal["recomputation", "no text"]
@@ -367,7 +363,7 @@ def _measured(
         # The threads of this process are the run's, whatever the environment says.
         with probe_line(device, runs_of(runs)) as waiting:
             found = answer_of(
-                _PROGRAM,
+                RUN_MODULE,
                 [PROBE, device, *runs, *options],
                 work=PROBE,
                 limit_seconds=LIMIT_SECONDS,

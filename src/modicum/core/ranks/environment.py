@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from modicum.core.errors import InputError
 
 _WHERE = "the environment"
 _START = "start ranks with `--ranks N` or torchrun, which set it"
+_hosts: ContextVar[int] = ContextVar("hosts", default=1)
 
 
 def rank_and_size(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -38,14 +41,36 @@ def local_rank_and_size(size: int, environment: Mapping[str, str] = os.environ) 
     return _number(environment, "LOCAL_RANK", below=local_size), local_size
 
 
+@contextmanager
+def planned_on(hosts: int, ranks: int) -> Iterator[None]:
+    """Within the block, ranks that do not run yet are planned to be on so many hosts.
+
+    Raises:
+        InputError: not every host would have as many.
+
+    >>> with planned_on(2, 8):
+    ...     ranks_on_a_host(8)
+    4
+    """
+    if ranks % hosts:
+        problem = f"{ranks} ranks cannot be on {hosts} hosts, as many on each"
+        raise InputError(problem, field="--hosts", value=hosts)
+    token = _hosts.set(hosts)
+    try:
+        yield
+    finally:
+        _hosts.reset(token)
+
+
 def ranks_on_a_host(size: int) -> int:
-    """How many of `size` ranks this host has; all of them where they do not run yet.
+    """How many of `size` ranks this host has; where they do not run yet, as `planned_on` says.
 
     >>> ranks_on_a_host(4), ranks_on_a_host(1)
     (4, 1)
     """
-    there = size > 1 and rank_and_size()[1] == size
-    return local_rank_and_size(size)[1] if there else size
+    if size > 1 and rank_and_size()[1] == size:
+        return local_rank_and_size(size)[1]
+    return -(-size // _hosts.get())
 
 
 def meeting_place(environment: Mapping[str, str] = os.environ) -> str:
