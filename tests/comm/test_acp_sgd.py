@@ -220,6 +220,43 @@ def test_gradients_that_not_all_ranks_have(pool: Pool) -> None:
         assert owed == ["none", "one"]
 
 
+def every_second(ranks: Ranks) -> tuple[list[float], bool]:
+    """Of a matrix that every second update uses, how far its sums are from those that are dense.
+
+    And whether an exchange that took up the state of another gives the next sum to the bit.
+    """
+    exchange, shape = bound(ranks, rank=8, least_saving=0.0), (8, 20)
+    found, taken = [], exchange
+    zeros = torch.zeros(()).expand(shape)
+    for update in range(7):
+        used = {"M"} if update % 2 == 0 else set[str]()
+        own = drawn(shape, update, ranks.rank)
+        dense = own + exchange.owed().get("M", torch.zeros(shape))
+        if update == 6:  # when its factors take turns the other way round
+            taken = bound(ranks, rank=8, least_saving=0.0)
+            taken.load_state_dict(exchange.state_dict())
+            taken.owe(exchange.owed())
+        total = exchange.begin({"M": own if used else zeros}, used).land()["M"]
+        again = None
+        if taken is not exchange:
+            again = taken.begin({"M": own}, used).land()["M"]
+        exchange.commit()
+        if used:
+            torch.distributed.all_reduce(dense)
+            assert total is not None
+            found.append(float((total.full() - dense).norm() / dense.norm()))
+    assert total is not None
+    assert again is not None
+    return found, torch.equal(total.full(), again.full())
+
+
+@ranked
+def test_factors_take_turns_by_the_updates_that_use_a_matrix(pool: Pool) -> None:
+    for found, resumed in pool.run(every_second):
+        assert all((off < 1e-5) is (number % 2 == 1) for number, off in enumerate(found))
+        assert resumed
+
+
 def dead(ranks: Ranks) -> list[bool]:
     """Gradients that are zero: sums stay finite, and those that follow are as they should be."""
     exchange, finite = bound(ranks, rank=2), []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from low_rank_loops import SHAPES, Fixed, Gradients, gradient
 from pool import Pool
 from torch import nn
@@ -13,6 +15,8 @@ from torch import nn
 from modicum.comm import ACPSGD, PowerSGD
 from modicum.comm.base import MatrixMethod
 from modicum.comm.dense_sums import DenseSums
+from modicum.comm.low_rank import OWED
+from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.ranks import Ranks
 
@@ -101,3 +105,75 @@ def discarded(ranks: Ranks, method: MatrixMethod) -> tuple[bool, bool, int]:
 @each_method
 def test_a_discarded_update_leaves_no_trace(pool: Pool, method: MatrixMethod) -> None:
     assert pool.run(discarded, method) == [(True, True, 4)] * 2
+
+
+def of_halves(ranks: Ranks) -> str:
+    """What a hook says of a model that two of four ranks share."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    own = groups[ranks.rank // 2]
+    model = nn.parallel.DistributedDataParallel(Fixed(), process_group=own)
+    with pytest.raises(InputError) as refusal:
+        PowerSGD(rank=4).ddp_hook(model)
+    return str(refusal.value)
+
+
+@pytest.mark.ranks
+def test_a_model_of_some_ranks_is_refused(pool: Pool) -> None:
+    for said in pool.run(of_halves, ranks=4):
+        assert "DistributedDataParallel is over some of them" in said
+
+
+def unused(ranks: Ranks, method: MatrixMethod) -> list[bool]:
+    """Of a matrix: whether its debt stays while nobody uses it, and is paid once somebody does."""
+    model = nn.parallel.DistributedDataParallel(
+        Fixed(), bucket_cap_mb=1e-3, find_unused_parameters=True
+    )
+    hook = method.ddp_hook(model, seed=3)
+    for number in range(2):
+        update(model, number, ranks.rank)
+    debts = [state_of(hook)[OWED]["named.second"]]
+    used = {name: gradient(name, 2, ranks.rank) for name in SHAPES}
+    # By nobody; by nobody in the last pass, but before it; by rank 0 alone.
+    for without in ("both", "last", "others"):
+        fewer = {name: used[name] for name in used if name != "second"}
+        if without == "last":
+            with model.no_sync():
+                model(used).backward()
+        model(used if without == "others" and ranks.first else fewer).backward()
+        model.zero_grad()
+        debts.append(state_of(hook)[OWED]["named.second"])
+    return [torch.equal(*two) for two in pairwise(debts)]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: method.info.name)
+def test_what_is_owed_of_parameters_that_nobody_uses_stays(
+    pool: Pool, method: MatrixMethod
+) -> None:
+    assert pool.run(unused, method) == [[True, False, False]] * 2
+
+
+def scaled(ranks: Ranks) -> bool:
+    """Whether gradients of losses with a changing scale are, over it, those without one."""
+    plain, _ = hooked(PowerSGD(rank=4))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    model = nn.parallel.DistributedDataParallel(Fixed(), bucket_cap_mb=1e-3)
+    PowerSGD(rank=4).ddp_hook(model, seed=3, scaler=scaler)
+    same = []
+    for number, scale in enumerate((8.0, 8.0, 4.0, 16.0)):
+        if number:
+            scaler.update(scale)
+        wanted = update(plain, number, ranks.rank)
+        own = {name: gradient(name, number, ranks.rank) for name in SHAPES}
+        scaler.scale(model(own)).backward()
+        same += [
+            torch.allclose(parameter.grad / scale, wanted[name], rtol=1e-4, atol=1e-5)
+            for name, parameter in model.named_parameters()
+        ]
+        model.zero_grad()
+    return all(same)
+
+
+@pytest.mark.ranks
+def test_what_is_owed_follows_the_scale_of_losses(pool: Pool) -> None:
+    assert pool.run(scaled) == [True, True]

@@ -9,8 +9,10 @@ import pytest
 import torch
 from pool import Pool
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from modicum.comm import DeAR
+from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.contracts.comm.subjects import furthest, weights
 from modicum.proofs.contracts.optim.subjects import llama, loss, numbers, tokens
@@ -90,6 +92,51 @@ def test_a_stale_weight_that_gets_a_gradient_is_an_error() -> None:
     handle.flush()
     handle.backward(model[0].bias.sum())
     handle.step()
+
+
+def test_a_second_last_backward_pass_is_refused_and_one_after_an_error_is_not() -> None:
+    (ours, loss_of), theirs = attention(), attention()
+    handle = DeAR().wrap(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    spoilt = loss_of(0)
+    spoilt.register_hook(lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        handle.backward(spoilt)
+    handle.backward(loss_of(0))
+    for last in (True, False):
+        with pytest.raises(InputError, match="give last=False to the passes before"):
+            handle.backward(loss_of(1), last=last)
+    handle.step()
+    handle.backward(loss_of(1), last=False)
+    handle.backward(loss_of(2))
+    handle.step()
+    handle.flush()
+    optimizer = torch.optim.SGD(theirs[0].parameters(), lr=0.1)
+    for steps in ((0,), (1, 2)):
+        for step in steps:
+            theirs[1](step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert furthest(weights(ours), weights(theirs[0])) == 0
+
+
+class Shared(nn.Module):
+    """A weight that two reentrant checkpoints use, so that its gradient comes in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x.square().sum()
+
+
+def test_a_gradient_that_comes_after_its_sum_has_begun_is_refused_by_name() -> None:
+    model = Shared()
+    handle = SMALL.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=r"layer\.(weight|bias): .*use_reentrant=False"):
+        handle.backward(model(torch.ones(2, 4, requires_grad=True)))
 
 
 class Routed(nn.Module):

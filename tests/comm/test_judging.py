@@ -197,6 +197,55 @@ def test_who_evaluates_holds_the_lock_or_waits_itself_has_more_time(changed: Any
         assert [one.rank for one in judged(*longer, late, now=0.0)] == [3]
 
 
+def in_call(group: str, sequence: int, kind: str = "all-reduce") -> tuple[OpenCall, ...]:
+    return (OpenCall(group, sequence, kind, "", 41.0),)
+
+
+@pytest.mark.parametrize("barrier", [0, 3])
+def test_ranks_that_are_in_different_calls_of_one_number_are_named(barrier: int) -> None:
+    reports = [
+        report(rank, 51, open=in_call("0", 50, "barrier" if rank == barrier else "all-reduce"))
+        for rank in range(RANKS)
+    ]
+    judge = Judge(DiagnosisLimits())
+    judge.add(reports, 0.0)
+    (named,) = judge.look(0.0)
+    assert (named.kind, named.rank, named.ends) == ("apart", barrier, False)
+    hosts, other = "aabb", 2 if barrier == 3 else 3
+    assert named.sentence == (
+        f"rank {barrier} (host {hosts[barrier]}) is in barrier 50 and rank {other} (host b) in "
+        "all-reduce 50, since 41 s: these never end; it was last seen in packing.py:88, batch"
+    )
+    assert judge.look(5.0) == []  # once
+    young = [replace(one, open=(replace(one.open[0], seconds=5.0),)) for one in reports]
+    assert judged(*young, now=0.0) == []
+
+
+def of_pairs(rank: int, group: str, sequence: int) -> RankReport:
+    """A rank that is in a call of one of the groups of ranks 0 and 1, 1 and 2, 2 and 0."""
+    members = {"a": (0, 1), "b": (1, 2), "c": (0, 2)}
+    own = {name: ranks for name, ranks in members.items() if rank in ranks}
+    begun = dict.fromkeys(own, sequence) | {group: sequence + 1}
+    return report(rank, entered=begun, members=own, open=in_call(group, sequence))
+
+
+def test_ranks_that_wait_for_one_another_in_a_circle_are_named() -> None:
+    # 0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c.
+    circle = [of_pairs(0, "a", 50), of_pairs(1, "b", 50), of_pairs(2, "c", 50)]
+    named = judged(*circle, now=0.0)
+    assert [(one.kind, one.ends) for one in named] == [("late", False)] * 3
+    assert {one.rank for one in named} == {0, 1, 2}
+    assert {one.note for one in named} == {
+        "it waits in all-reduce 50, and in a circle others wait for it"
+    }
+
+
+def test_who_waits_for_one_who_waits_for_a_late_rank_is_not_named() -> None:
+    late = report(2, entered={"b": 50, "c": 50}, members={"b": (1, 2), "c": (0, 2)})
+    (named,) = judged(of_pairs(0, "a", 50), of_pairs(1, "b", 50), late, now=0.0)
+    assert (named.kind, named.rank, named.note) == ("late", 2, "")
+
+
 def test_a_stopped_rank_is_named_and_later_ends_the_run() -> None:
     waiting = [report(rank, 51, open=opened(50, 1.0)) for rank in (0, 1, 2)]
     stopped = report(3, 50, process="stopped", process_seconds=1.0)

@@ -191,6 +191,24 @@ def test_a_verdict_that_cannot_be_written_ends_the_ranks_all_the_same(
     assert "is dead since" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_an_agent_that_was_stopped_itself_says_so_to_the_judge(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    rank = begin(tmp_path / "a", 0)
+    agent = HostAgent(str(tmp_path / "a"), [0], 1, LIMITS, "", None, None, None)
+    assert agent._judge is not None
+    told: list[float] = []
+    monkeypatch.setattr(agent._judge, "resumed", told.append)
+    monkeypatch.setattr(watch_agent, "PAUSED_SECONDS", 0.01 if paused else 60.0)
+    thread = at_work(agent)
+    if paused:
+        until(lambda: told)
+    rank.communicate(b"\n")
+    assert joined(thread)
+    assert bool(told) is paused
+
+
 def test_the_agent_outlives_signals_to_all_processes_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     ring = RingWriter(tmp_path / "a" / "rank-0.ring", 0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pool import Pool
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from modicum.adapters import LoRA
 from modicum.core.contracts.strategy import Strategy
@@ -23,6 +24,7 @@ from modicum.models.llama import Llama
 from modicum.parallel.bucketed import cut
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
+from modicum.parallel.zero import Zero
 from modicum.tasks import CausalLM
 
 pytestmark = pytest.mark.ranks
@@ -218,6 +220,50 @@ def starts(ranks: Ranks) -> torch.Tensor:
 
 def test_replicas_start_from_rank_0(pool: Pool) -> None:
     assert all(torch.equal(values, torch.zeros(11)) for values in pool.run(starts))
+
+
+class Recomputed(nn.Module):
+    """A weight that two reentrant checkpoints use, so that its gradient comes in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)
+        return x.square().sum()
+
+
+def test_a_gradient_that_comes_after_its_sum_has_begun_is_refused_by_name() -> None:
+    """Whether the first part has left, or lies where another would be written over it."""
+    strategies: list[Strategy] = [
+        Replicated(Ranks(), Layout(), bucket_bytes=1),
+        Zero(Ranks(), bucket_bytes=1),
+        Zero(Ranks()),
+    ]
+    for strategy in strategies:
+        model = Recomputed()
+        strategy.start(model)
+        strategy.before_backward(last=True)
+        with pytest.raises(InputError, match=r"layer\.(weight|bias): .*use_reentrant=False"):
+            model(torch.ones(2, 4)).backward()
+
+
+def test_parts_of_a_gradient_add_up_before_its_sum_has_begun() -> None:
+    ours, plain = Recomputed(), Recomputed()
+    plain.load_state_dict(ours.state_dict())
+    strategy = Replicated(Ranks(), Layout())
+    strategy.start(ours)
+    strategy.before_backward(last=True)
+    for model in (ours, plain):
+        model(torch.ones(2, 4)).backward()
+    strategy.after_backward()
+    for mine, its in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert torch.equal(mine.grad, its.grad)
 
 
 def test_a_scalar_cannot_be_sharded() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from modicum.comm.debts import TURNED
 from modicum.comm.low_rank import LowRankExchange, LowRankMethod, orthogonal
 from modicum.core.contracts.method import Against, Info
 from modicum.core.ranks.exchange import ExchangeContext
@@ -13,15 +15,22 @@ from modicum.core.ranks.matrix_exchange import GradientSum, ProductSum
 
 
 class ACPSGDExchange(LowRankExchange):
-    """In even updates P = sum of M orth(Q), in odd ones Q = sum of M^T orth(P)."""
+    """In even updates P = sum of M orth(Q), in odd ones Q = sum of M^T orth(P).
 
-    @property
-    def _sends_p(self) -> bool:
-        return self.step % 2 == 0
+    Updates count by matrix: one in which no rank has a gradient of it is none of its own.
+    """
+
+    def __init__(self, method: ACPSGD, context: ExchangeContext) -> None:
+        super().__init__(method, context)
+        self._turned: set[str] = set()  # names of those that had no part in an odd number
+
+    def _sends_p(self, name: str) -> bool:
+        return (self.step + (name in self._turned)) % 2 == 0
 
     def send(self, name: str, matrix: Tensor) -> Tensor:
         p, q = self.factors(name, matrix)
-        if self._sends_p:
+        sends_p = self._sends_p(name)
+        if sends_p:
             basis = orthogonal(q)
             own = matrix @ basis
             # What this rank leaves is known before anything is sent: nothing waits for it.
@@ -30,15 +39,41 @@ class ACPSGDExchange(LowRankExchange):
             basis = orthogonal(p)
             own = matrix.T @ basis
             matrix.addmm_(basis, own.T, alpha=-1)
-        self.stage(name, matrix, (own, basis) if self._sends_p else (basis, own))
+        self.stage(name, matrix, (own, basis) if sends_p else (basis, own))
         return own
 
     def rebuild(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
         error, (p, q) = self.staged(name)
         factor = total.clone()  # with a view of it the message would stay
-        p, q = (factor, q) if self._sends_p else (p, factor)
+        p, q = (factor, q) if self._sends_p(name) else (p, factor)
         self.stage(name, error, (p, q))
         return ProductSum(p, q, self.shape(name))
+
+    def commit(self) -> None:
+        if not self._dense_now:
+            self._turned ^= self._factors.keys() - self._staged.keys()
+        super().commit()
+
+    # Where gradients are rows, each rank has other matrices.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **({} if self.rows else self._turns())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if not self.rows:
+            self._turned = set(state.get(TURNED, ()))
+
+    def owed(self) -> dict[str, Any]:
+        return {**super().owed(), **(self._turns() if self.rows else {})}
+
+    def owe(self, state: Mapping[str, Any]) -> None:
+        super().owe(state)
+        if self.rows:
+            self._turned = set(state.get(TURNED, ()))
+
+    def _turns(self) -> dict[str, Any]:
+        return {TURNED: sorted(self._turned)} if self._turned else {}
 
 
 class ACPSGD(LowRankMethod):

@@ -9,7 +9,8 @@ from modicum.core.units import format_bytes
 
 # Who hears nothing of one other host alone cannot tell which of the two it is.
 EITHER_END = "it may be this host's own link that is down"
-LINKS = ("slow link", "slow port", "stuck link", "stuck port")
+STUCK = ("stuck link", "stuck port")
+LINKS = ("slow link", "slow port", *STUCK)
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Anomaly:
 
     Args:
         kind: `dead`, `stopped`, `silent`, `isolated`, `failed`, `left`, `late`, `slow`,
-            `slow link`, `slow port`, `stuck link` or `stuck port`.
-        rank, host: who holds up the others; of a link, who sends over it.
+            `apart`, `slow link`, `slow port`, `stuck link` or `stuck port`.
+        rank, host: who holds up the others; of a link, who sends over it; of ranks that are in
+            different calls where they should be in one, the first of the fewest.
         collective: the call that it has not entered, or is in; empty where none is known.
         inside: whether it is in the call.
         place: where its main thread was last seen.
@@ -46,7 +48,8 @@ class Anomaly:
         ends: whether the run is ended for it.
         share: of a slow rank, what the others wait of an iteration; else 0.
         note: what else is to be known.
-        peer, peer_host: of a link, who receives; else -1.
+        peer, peer_host: of a link, who receives; of ranks that are apart, one of the others, which
+            is in `peer_collective`; else -1.
         port: of a slow port whether it is that `out` of the rank, or `in`.
         rate, usual_rate: bytes a second of a link, now and before.
     """
@@ -66,6 +69,7 @@ class Anomaly:
     port: str = ""
     rate: float = 0.0
     usual_rate: float = 0.0
+    peer_collective: str = ""
 
     @property
     def sentence(self) -> str:
@@ -87,6 +91,9 @@ class Anomaly:
         elif self.kind == "late":
             said = f"{who} has not entered {self.collective}"
             return f"{said}; it is in {self.place or 'an unknown place'}, {since}{self._noted()}"
+        elif self.kind == "apart":
+            other = f"rank {self.peer} (host {self.peer_host}) in {self.peer_collective}"
+            said = f"{who} is in {self.collective} and {other}, {since}: these never end"
         else:
             said = f"{who} {what} {since}"
             if self.collective:
@@ -100,7 +107,7 @@ class Anomaly:
         what = f"the link {who} -> rank {self.peer} (host {self.peer_host})"
         if self.peer < 0:
             what = f"the port of {who}" + (f", {self.port}," if self.port else "")
-        if self.ends:
+        if self.kind in STUCK:
             return f"{what} stands still since {self.seconds:.0f} s, in {self.collective}"
         rates = [f"{format_bytes(round(rate))} a second" for rate in (self.rate, self.usual_rate)]
         since = f"since {self.collective}, {self.seconds:.1f} s ago"

@@ -88,10 +88,13 @@ class Schedule(Method):
     ) -> Wrapped:
         """Train `model` with the ranks of the default process group in a loop of your own.
 
-        All ranks get rank 0's weights. Without a process group this process is the only rank.
+        All ranks get rank 0's weights and buffers, frozen ones of floating point included; only a
+        base that is held in codes is left as each rank has it. Without a process group this process
+        is the only rank.
 
         Raises:
-            InputError: the schedule cannot be used so, or something else sums gradients already.
+            InputError: the schedule cannot be used so, or something else sums gradients already, or
+                another rank's model has other weights.
         """
         if isinstance(model, DistributedDataParallel):
             raise InputError(
@@ -104,22 +107,30 @@ class Schedule(Method):
             ranks = Ranks(dist.get_rank(), dist.get_world_size())
         strategy = self.strategy(ranks, Layout.of(ranks.size), reduction=reduction, link=link)
         strategy.start(model)
+        strategy.share_frozen(model)
         return Wrapped(strategy, optimizer)
 
 
 class MatrixMethod(Method):
     """What full gradient matrices look like on the wire; the value of every such method."""
 
-    def ddp_hook(self, model: nn.Module, *, seed: int = 0) -> DDPHook:
+    def ddp_hook(
+        self,
+        model: nn.Module,
+        *,
+        seed: int = 0,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> DDPHook:
         """Sum the gradients of a model in DistributedDataParallel so; all ranks call this.
 
         Args:
             seed: of the first factors, where there are some; alike on all ranks.
+            scaler: the one of your loop, where it multiplies losses by a scale that changes.
 
         Raises:
             InputError: as `DDPHook`; or ranks differ.
         """
-        return DDPHook(self._among_all(model, seed), model)
+        return DDPHook(self._among_all(model, seed), model, scaler=scaler)
 
     def callback(self, trainer: Trainer) -> TrainerCallback:
         """For `trainer.add_callback` of a `transformers.Trainer` with several ranks.
@@ -182,11 +193,24 @@ class Wrapped:
 
     def __init__(self, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
         self.strategy, self.optimizer = strategy, optimizer
+        self._summed = False  # whether the update's last backward pass was made
 
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
-        """`loss.backward()`, while gradients travel; before the update's `last` they add up."""
+        """`loss.backward()`, while gradients travel; before the update's `last` they add up.
+
+        After an error the pass may be made again.
+
+        Raises:
+            InputError: the update's last backward pass was made, and `step` has not been called.
+        """
+        if self._summed:
+            raise InputError(
+                "this update's last backward pass was made; call step(), or give last=False to "
+                "the passes before the last one"
+            )
         self.strategy.before_backward(last=last)
         loss.backward()
+        self._summed = last
 
     def step(self, clip_norm: float | None = None) -> Tensor | None:
         """Update the weights, in place of `optimizer.step()` and `optimizer.zero_grad()`.
@@ -198,6 +222,7 @@ class Wrapped:
         Returns:
             The norm before clipping, where `clip_norm` is given.
         """
+        self._summed = False
         self.strategy.after_backward()
         norm = None
         if clip_norm is not None:

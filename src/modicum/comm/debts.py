@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 ROWS, LAYOUT = "@rows", "@layout"  # next to what a rank owes of rows of gradients
+TURNED = "@turned"  # of which matrices the factors take turns the other way round
 
 
 def regrouping(
@@ -29,7 +30,7 @@ def regrouping(
         totals: dict[str, Tensor] = {}
         for state in states:
             for name in state:
-                if name == LAYOUT or name.endswith((ROWS, "/P", "/Q")):
+                if name in (LAYOUT, TURNED) or name.endswith((ROWS, "/P", "/Q")):
                     continue
                 value = state[name]
                 if name not in totals:

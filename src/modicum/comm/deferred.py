@@ -19,7 +19,7 @@ from modicum.comm.tuning import Tuner
 from modicum.comm.use_order import Parameters, Uses
 from modicum.core.contracts.parameters import is_idle, trainable
 from modicum.core.contracts.stepping import Stepper
-from modicum.core.contracts.strategy import Ready, Strategy
+from modicum.core.contracts.strategy import Ready, Strategy, came_late
 from modicum.core.errors import InputError
 from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
@@ -202,6 +202,8 @@ class Deferred(Strategy):
         if not self._last:
             return
         group, index = self._places[id(parameter)]
+        if group.travels:
+            raise came_late(name)
         group.fill(index)
         for group in self._left(complete=True):
             group.reduce_scatter(self.collectives)

@@ -50,6 +50,11 @@ class Fused:
         """Whether every gradient is in."""
         return len(self.filled) == len(self.parameters)
 
+    @property
+    def travels(self) -> bool:
+        """Whether a call with its gradients or sums has begun, and has not been waited for."""
+        return self._call is not None
+
     def fill(self, index: int) -> None:
         """Move a parameter's gradient to its place, of which it becomes a view."""
         parameter, place = self.parameters[index], self._slot(index)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from modicum.comm.anomalies import EITHER_END, Anomaly, DiagnosisLimits
@@ -23,6 +24,16 @@ from modicum.core.ranks.rank_reports import OpenCall, RankReport
 HELD_SECONDS = 2.0  # without a sign of any thread: one of them holds the interpreter's lock
 TOGETHER_SECONDS = 1.0  # within which all hosts fall silent when one cable is pulled
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A message that travels: seconds `over` what it may, since when, if its bytes are known."""
+
+    over: float
+    stood: float
+    known: bool
+    call: OpenCall
 
 
 class Judge:
@@ -40,15 +51,22 @@ class Judge:
         """Take what came in at `now`."""
         self._seen.add(reports, now)
 
+    def resumed(self, now: float) -> None:
+        """Nobody looked until `now`, as this process was stopped too: from here on times count."""
+        self._resumed = now
+        self._travel = dict.fromkeys(self._travel, now)
+        self._seen.heard(now)
+
     def look(self, now: float) -> list[Anomaly]:
         """What is wrong at `now`, and has not been said."""
         if self._ending:
             return []
-        found = [*self._gone(now), *self._late(now), *self._slow()]
+        found = [*self._gone(now), *self._late(now), *self._apart(now), *self._slow()]
         fresh = [self._of_link(one) for one in self._seen.messages.slow()]
         found += self._stuck(now)
         for one in found:
-            key = (one.kind, one.rank, one.ends, one.collective if one.kind == "late" else "")
+            which = one.collective if one.kind in ("late", "apart") else ""
+            key = (one.kind, one.rank, one.ends, which)
             if key not in self._named:
                 self._named.add(key)
                 fresh.append(one)
@@ -117,58 +135,86 @@ class Judge:
             for rank in lacking:
                 if seconds > worst.get(rank, (0.0, call))[0]:
                     worst[rank] = (seconds, call)
-        found = []
+        found, circles = [], self._seen.in_circles(now, self._limits.late_seconds)
         for rank, (waited, call) in worst.items():
             seconds = min(waited, now - self._resumed)
             report = self._seen.by_rank[rank].report
             if report.left == ENDED and seconds > self._limits.stopped_seconds:
                 found.append(self._anomaly("left", rank, now, seconds, ends=True))
-            if report.left or report.process != "running" or self._seen.inside(report):
-                continue  # it is named by another rule, or waits for others itself
+            inside = self._seen.inside(report) is not None and rank not in circles
+            if report.left or report.process != "running" or inside:
+                continue  # it is named by another rule, or waits for others that do not for it
             patience = PATIENCE if self._busy(report) or call.sequence < FIRST_CALLS else 1.0
             if seconds >= self._limits.late_seconds * patience:
-                held = report.beat_seconds >= HELD_SECONDS
+                note = "it holds the interpreter's lock" if self._held(report) else ""
+                if rank in circles:
+                    own = self._seen.said_of(circles[rank], rank)
+                    note = f"it waits in {own}, and in a circle others wait for it"
                 found.append(
                     Anomaly(
                         "late", rank, report.host, self._seen.said_of(call, rank), False,
-                        report.place, seconds, ends=False,
-                        note="it holds the interpreter's lock" if held else "",
+                        report.place, seconds, ends=False, note=note,
                     )
                 )  # fmt: skip
         return found
 
+    def _apart(self, now: float) -> list[Anomaly]:
+        """Ranks that are in different calls where all should be in the same one."""
+        found, late = [], self._limits.late_seconds
+        for waited, calls in self._seen.apart(now, late):
+            seconds = min(waited, now - self._resumed)
+            (rank, call), (peer, other) = calls[0], calls[-1]
+            processes = {self._seen.by_rank[one].report.process for one, _ in calls}
+            if seconds < late or processes != {"running"}:
+                continue
+            found.append(
+                Anomaly(
+                    "apart", rank, self._seen.host(rank), self._seen.said_of(call, rank), True,
+                    self._seen.by_rank[rank].report.place, seconds, ends=False, peer=peer,
+                    peer_host=self._seen.host(peer),
+                    peer_collective=self._seen.said_of(other, peer),
+                )
+            )  # fmt: skip
+        return found
+
     @staticmethod
-    def _busy(report: RankReport) -> bool:
-        return report.marked or report.beat_seconds >= HELD_SECONDS
+    def _held(report: RankReport) -> bool:
+        return report.beat_seconds >= HELD_SECONDS
+
+    def _busy(self, report: RankReport) -> bool:
+        return report.marked or self._held(report)
 
     def _stuck(self, now: float) -> list[Anomaly]:
         """Messages that do not come, though both ends stand there, and neither is stopped.
 
         After so long a run ends as for a silent host, where no message of the link took nearly as
-        long before.
+        long before, by its bytes. Of one of which these are not known that is said alone.
         """
         calls = {(call.group, call.sequence): call for call in self._seen.travelling()}
         self._travel = {key: self._travel.get(key, now) for key in calls}
         found = []
         for key, call in calls.items():
-            stood = now - self._travel[key]
-            if patience := self._seen.messages.patience(call.group):
-                least = max(patience, self._limits.silent_seconds)
-                found.append((stood - least, stood, self._seen.groups[call.group].members, call))
-        longest = max(found, key=lambda one: one[0], default=None)
-        if longest is None or longest[0] < 0:
+            stood, size = now - self._travel[key], self._seen.size_of(call)
+            if patience := self._seen.messages.patience(call.group, size):
+                over = stood - max(patience, self._limits.silent_seconds)
+                found.append(_Standing(over, stood, bool(size), call))
+        longest = max(found, key=lambda one: (one.over >= 0 and one.known, one.over), default=None)
+        if longest is None or longest.over < 0:
             return []
-        _, stood, (source, target), call = longest
-        ends = [set(one[2]) for one in found if one[0] >= -TOGETHER_SECONDS]
+        call, members = longest.call, self._seen.groups
+        source, target = members[call.group].members
+        near = [one.call.group for one in found if one.over >= -TOGETHER_SECONDS]
+        ends = [set(members[group].members) for group in near]
         common = sorted(set.intersection(*ends)) if len(ends) > 1 else []
         kind, rank, peer = "stuck link", source, target
         if len(common) == 1:
             kind, rank, peer = "stuck port", common[0], -1
         hosts = [self._seen.host(one) for one in (rank, peer)]
+        note = "" if longest.known else "its bytes are not known, so the run is not ended"
         return [
             Anomaly(
-                kind, rank, hosts[0], self._seen.said_of(call, source), True, "", stood, ends=True,
-                peer=peer, peer_host=hosts[1],
+                kind, rank, hosts[0], self._seen.said_of(call, source), True, "", longest.stood,
+                ends=longest.known, note=note, peer=peer, peer_host=hosts[1],
             )
         ]  # fmt: skip
 

@@ -215,6 +215,11 @@ class LowRankExchange(MatrixExchange):
             gradient.add_(owed.view_as(gradient))
             self._paid.add(name)
 
+    @torch.no_grad()
+    def rescale(self, factor: float) -> None:
+        for owed in self._errors.values():  # factors are orthogonalized before they are used
+            owed.mul_(factor)
+
     def commit(self) -> None:
         for name in self._paid:
             del self._errors[name]

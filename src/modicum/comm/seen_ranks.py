@@ -6,8 +6,8 @@ imports torch.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from modicum.comm.slow_links import LinkMessages
@@ -78,6 +78,11 @@ class SeenRanks:
         """The host of a rank; empty where nothing is known of it, as of rank -1, which is none."""
         return self.by_rank[rank].report.host if rank in self.by_rank else ""
 
+    def heard(self, now: float) -> None:
+        """Nobody listened until `now`, so that nothing was heard says nothing."""
+        for seen in self.by_rank.values():
+            seen.when = now
+
     def elsewhere(self, now: float, silent: float) -> dict[str, bool]:
         """Hosts other than rank 0's, and whether nothing was heard of them for so many seconds."""
         here = self.by_rank[0].report.host if 0 in self.by_rank else None
@@ -135,6 +140,55 @@ class SeenRanks:
                 if ordinary and not any(self.lacks(rank, call) for rank in group.members):
                     yield call
 
+    def size_of(self, call: OpenCall) -> int:
+        """Bytes of a message that travels, as either end says; 0: not known."""
+        said = [
+            one.bytes
+            for seen in self.by_rank.values()
+            for one in (*seen.report.open, *seen.report.unawaited)
+            if (one.group, one.sequence) == (call.group, call.sequence)
+        ]
+        return max(said, default=0) or self.messages.size_of(call.group, call.sequence)
+
+    def apart(self, now: float, least: float) -> list[tuple[float, list[tuple[int, OpenCall]]]]:
+        """Calls of one number in a group that are of several kinds at its ranks, and for how long.
+
+        Those never end. Ranks of the rarest kind come first; `least` are seconds.
+        """
+        same: dict[tuple[str, int], list[tuple[int, OpenCall, float]]] = defaultdict(list)
+        for rank, seen in self.by_rank.items():
+            for call in seen.report.open:
+                seconds = call.seconds + now - seen.when
+                if call.kind not in MESSAGES and seconds >= least:
+                    same[call.group, call.sequence].append((rank, call, seconds))
+        found = []
+        for calls in same.values():
+            count = Counter(call.kind for _, call, _ in calls)
+            if len(count) > 1:
+                calls.sort(key=lambda one: (count[one[1].kind], one[0]))
+                seconds = min(each for _, _, each in calls)
+                found.append((seconds, [(rank, call) for rank, call, _ in calls]))
+        return found
+
+    def in_circles(self, now: float, least: float) -> dict[int, OpenCall]:
+        """Ranks that wait for one another in a circle, each with a call that it waits in.
+
+        Waits of fewer seconds than `least` are none.
+        """
+        waits: dict[int, dict[int, OpenCall]] = {}  # for whom, in which call
+        for rank, seen in self.by_rank.items():
+            for call in seen.report.open:
+                group = self.groups.get(call.group)
+                if group is None or call.seconds + now - seen.when < least:
+                    continue
+                lacking = (one for one in group.members if one != rank and self.lacks(one, call))
+                waits.setdefault(rank, {}).update(dict.fromkeys(lacking, call))
+        circles = {}
+        for rank in waits:
+            if (first := _first_step(waits, rank)) is not None:
+                circles[rank] = waits[rank][first]
+        return circles
+
     def said_of(self, call: OpenCall, rank: int) -> str:
         """A call of a rank, for people: `all-gather 5124 of layers.17`, `send 12 to rank 3`."""
         label = f" of {call.label}" if call.label else ""
@@ -146,3 +200,21 @@ class SeenRanks:
             (SEND, f"to rank {target}") if rank == source else (RECEIVE, f"from rank {source}")
         )
         return f"{kind} {call.sequence} {end}{label}"
+
+
+def _first_step(waits: Mapping[int, Mapping[int, OpenCall]], rank: int) -> int | None:
+    """For whom a rank waits on a way that leads back to it; None: no way does.
+
+    >>> call = OpenCall("0", 1, "barrier", "", 9.0)
+    >>> [_first_step({0: {1: call}, 1: {2: call}, 2: {1: call}}, rank) for rank in range(3)]
+    [None, 2, 1]
+    """
+    for first in waits.get(rank, {}):
+        seen, ahead = {first}, [first]
+        while ahead:
+            further = set(waits.get(ahead.pop(), {})) - seen
+            if rank in further:
+                return first
+            seen |= further
+            ahead += further
+    return None

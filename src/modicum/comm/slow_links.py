@@ -95,6 +95,16 @@ class _Link:
         took = [one.took for size in self._sizes.values() for one in size.messages]
         return max(took) if len(took) >= LEAST else 0.0
 
+    def times_as_large(self, size: int) -> float:
+        """How many times as large a message is as the largest of those that are known."""
+        return size / max(1, max(self._sizes, default=size))
+
+    def size_of(self, sequence: int) -> int:
+        """Bytes of a message that its source has sent; else of all that are known, if alike."""
+        if (sent := self._pending[0].get(sequence)) is not None:
+            return sent.bytes
+        return next(iter(self._sizes)) if len(self._sizes) == 1 else 0
+
     def heaviest(self) -> MessageTimes | None:
         """The size of which most bytes travel."""
         return max(self._sizes.values(), key=lambda s: s.bytes * len(s.messages), default=None)
@@ -120,10 +130,15 @@ class LinkMessages:
             self._links[call.group] = _Link(source, target)
         self._fresh = self._links[call.group].done(call) or self._fresh
 
-    def patience(self, name: str) -> float:
-        """Seconds after which a message that travels will not come any more; 0: not known."""
+    def patience(self, name: str, size: int) -> float:
+        """Seconds after which a message of so many bytes will not come any more; 0: not known."""
         link = self._links.get(name)
-        return 0.0 if link is None else STUCK * link.longest
+        return 0.0 if link is None else STUCK * link.longest * max(1.0, link.times_as_large(size))
+
+    def size_of(self, name: str, sequence: int) -> int:
+        """Bytes of a message that has left and not come, or of all before it; 0: not known."""
+        link = self._links.get(name)
+        return 0 if link is None else link.size_of(sequence)
 
     def slow(self) -> list[SlowLink]:
         """Links that have become slow since this was last asked; one may again when it was fast."""

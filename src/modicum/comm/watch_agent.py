@@ -8,6 +8,7 @@ see. It lives in a session of its own, ends when its ranks have, and never impor
 from __future__ import annotations
 
 import json
+import math
 import select
 import shutil
 import signal
@@ -30,6 +31,8 @@ from modicum.core.run_folders import note_interrupted
 
 LOOK_SECONDS = 0.1
 TICK_SECONDS = 1.0
+# Between two looks, after which this process was stopped as well, as by `docker pause`.
+PAUSED_SECONDS = 2.0
 GRACE_SECONDS = 3.0
 # After all ranks of this host have left: until the others' agents have, or a verdict has come; and
 # for one that waits for the verdict.
@@ -70,6 +73,7 @@ class HostAgent:
         self.port = self._controller.port if self._controller else 0
         self._left: dict[int, int] = {}
         self._ticked = self._ended = 0.0
+        self._looked, self._resumed = math.inf, -math.inf
         self._said, self._leaving = "", dict[int, float]()
 
     def run(self) -> None:
@@ -80,6 +84,7 @@ class HostAgent:
                 not self._finished() and (time.monotonic() < farewell or self._needed())
             ):
                 self._wait()
+                self._note_pause()
                 reports = [probe.look() for probe in self._probes]
                 self._left |= {report.rank: report.left for report in reports}
                 for event in self._events(reports):
@@ -103,6 +108,15 @@ class HostAgent:
             since = self._leaving.setdefault(probe.rank, time.monotonic())
             return probe.ended or time.monotonic() - since > FAREWELL_SECONDS
         return probe.ended or left == ENDED
+
+    def _note_pause(self) -> None:
+        """What stood while nobody looked here, and was not heard, is no sign of anything."""
+        now = time.monotonic()
+        if now - self._looked > PAUSED_SECONDS:
+            self._resumed = now
+            if self._judge is not None:
+                self._judge.resumed(now)
+        self._looked = now
 
     def _wait(self) -> None:
         """Until the next look is due, or a rank has died, which is seen at once."""
@@ -146,7 +160,7 @@ class HostAgent:
         for report in reports:  # apart, so that no line is too long, however much has waited
             line.send([report])
         events = line.events()
-        silent = 0.0 if line.over else now - line.heard
+        silent = 0.0 if line.over else now - max(line.heard, self._resumed)
         if not events and not self._ended and silent >= self._limits.silent_seconds:
             where = "the controller next to rank 0"
             lost = Anomaly("silent", 0, where, "", False, "", silent, ends=True, note=EITHER_END)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import StateRegistry, View
-from modicum.core.contracts.strategy import Ready, Strategy
+from modicum.core.contracts.strategy import Ready, Strategy, came_late
 from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
@@ -41,6 +41,10 @@ class Bucket(ABC):
     def complete(self) -> bool:
         """Whether every gradient is in."""
         return len(self._filled) == len(self.parameters)
+
+    def took(self, index: int) -> bool:
+        """Whether a parameter's gradient was put elsewhere, where another would replace it."""
+        return False
 
     def fill(self, index: int) -> None:
         """Move a parameter's gradient to its place."""
@@ -106,10 +110,10 @@ class Bucketed(Strategy, Generic[B]):
         names = {id(parameter): name for name, parameter in trainable(model)}
         for group in cut([p for _, p in trainable(model)], self.bucket_bytes):
             bucket = self._bucket(group, [names[id(parameter)] for parameter in group])
-            self.buckets.append(bucket)
             for index, parameter in enumerate(bucket.parameters):
-                ready = partial(self._ready, bucket, index)
+                ready = partial(self._ready, len(self.buckets), index, names[id(parameter)])
                 parameter.register_post_accumulate_grad_hook(ready)
+            self.buckets.append(bucket)
 
     @abstractmethod
     def _bucket(self, parameters: Sequence[nn.Parameter], names: Sequence[str]) -> B:
@@ -170,9 +174,12 @@ class Bucketed(Strategy, Generic[B]):
         if self.matrices is not None:
             self.matrices.discard()
 
-    def _ready(self, bucket: B, index: int, parameter: Tensor) -> None:
+    def _ready(self, number: int, index: int, name: str, parameter: Tensor) -> None:
         if not self._last:
             return
+        bucket = self.buckets[number]
+        if number < self._next or bucket.took(index):
+            raise came_late(name)
         bucket.fill(index)
         while self._next < len(self.buckets) and self.buckets[self._next].complete:
             self._launch()

@@ -49,6 +49,9 @@ class MasterBucket(Bucket):
 
     # Gradients
 
+    def took(self, index: int) -> bool:
+        return self._gradients is not None and index in self._filled
+
     def _put(self, index: int) -> None:
         parameter = self.parameters[index]
         assert parameter.grad is not None

@@ -50,6 +50,17 @@ def test_a_step_that_was_put_off_keeps_its_settings() -> None:
     assert other.param_groups[0]["lr"] == 7.0
 
 
+def test_settings_that_are_tensors_do_not_follow_the_groups() -> None:
+    _, optimizer = two()
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    optimizer.param_groups[0]["betas"] = (torch.tensor(0.9), 0.999)
+    kept = Stepper(optimizer).settings()[0]
+    optimizer.param_groups[0]["lr"].fill_(7.0)
+    optimizer.param_groups[0]["betas"][0].fill_(0.0)
+    assert float(kept["lr"]) == pytest.approx(0.1)
+    assert float(kept["betas"][0]) == pytest.approx(0.9)
+
+
 def test_strangers_are_passed_over_and_groups_stay_after_an_error() -> None:
     parameters, optimizer = two()
     stepper = Stepper(optimizer)

@@ -101,6 +101,24 @@ def wrapping(ranks: Ranks, buckets: list[int]) -> str:
     return said(lambda: value.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1)))
 
 
+def frozen(ranks: Ranks, widths: list[int]) -> Any:
+    """A frozen layer that each rank filled with its number, after wrapping."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, widths[ranks.rank]).requires_grad_(False))
+    with torch.no_grad():
+        model[1].weight.fill_(ranks.rank)
+        model[1].weight.data = model[1].weight.data.T.contiguous().T  # not contiguous
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    said_of = said(lambda: DeAR().wrap(model, optimizer))
+    return said_of, float(model[1].weight.detach().abs().sum())
+
+
+def test_wraps_give_all_ranks_frozen_weights_too(pool: Pool) -> None:
+    assert pool.run(frozen, [4, 4]) == [("agreed", 0.0)] * 2
+    (one, _), (two, _) = pool.run(frozen, [4, 5])
+    assert one == two
+    assert one.startswith("rank 1 has another frozen model than rank 0: 1.weight is float32 [4, 4]")
+
+
 def hooking(ranks: Ranks, widths: list[int]) -> str:
     model = nn.parallel.DistributedDataParallel(model_of([4]))
     exchange = PowerSGD(rank=widths[ranks.rank]).bind(ExchangeContext(ranks))

@@ -9,11 +9,13 @@ import pytest
 import torch
 from pool import Pool
 
+from modicum.comm import SDP4Bit
 from modicum.core.codecs.elements import Stream
 from modicum.core.errors import InputError
 from modicum.core.ranks.exchange import (
     LOCAL,
     NODE,
+    SHARD,
     ExchangeContext,
     ExchangeQuery,
     Nodes,
@@ -98,3 +100,24 @@ def test_draws_differ_by_update_rank_and_buffer_and_go_on_after_a_resume() -> No
     resumed.load_state_dict({"step": 1})
     assert resumed.stream("a") == stream(1, 1, "a")
     assert resumed.state_dict() == {"step": 1}
+
+
+def hosts_differ(ranks: Ranks) -> str:
+    """What is said where rank 0 knows one host of four, and the others two of two."""
+    local = 4 if ranks.first else 2
+    exchange = SDP4Bit().bind(ExchangeContext(Ranks(ranks.rank, ranks.size, ranks.rank, local)))
+    with pytest.raises(InputError) as refusal:
+        exchange.wire(SHARD)
+    return str(refusal.value)
+
+
+@pytest.mark.ranks
+def test_ranks_that_know_other_hosts_are_told_so_where_hosts_count(pool: Pool) -> None:
+    for said in pool.run(hosts_differ, ranks=4):
+        assert "nodes is [1, 4] there and [2, 2] here" in said
+
+
+def test_hosts_of_unequal_numbers_matter_only_to_who_asks_for_them() -> None:
+    exchange = ShardExchange(ExchangeContext(Ranks(0, 3, 0, 2)))
+    with pytest.raises(InputError, match="hosts of equally many"):
+        _ = exchange.nodes

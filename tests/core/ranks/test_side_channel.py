@@ -109,6 +109,11 @@ def test_a_probe_sees_calls_once_and_the_process(tmp_path: Path) -> None:
         assert process_state(process.pid) == "dead"
 
 
+def test_a_process_that_a_debugger_holds_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "7 (python) t 1 7 7")
+    assert process_state(os.getpid()) == "running"
+
+
 @pytest.mark.skipif(not seconds_without_processor(os.getpid()), reason="nobody counts here")
 def test_a_probe_sees_who_has_no_processor(tmp_path: Path) -> None:
     program = (
@@ -163,16 +168,18 @@ def test_a_message_is_open_from_when_it_is_waited_for(tmp_path: Path) -> None:
     writer = RingWriter(tmp_path / "ring", 1)
     probe = RankProbe(tmp_path / "ring")
     now = time.monotonic()
-    one = ObservedCall(4, "recv", "0 0>1", (0, 1), "", 0, now - 9, now - 9)
+    one = ObservedCall(4, "recv", "0 0>1", (0, 1), "", 12, now - 9, now - 9)
     writer.began(one)
     assert probe.look().entered == {}  # it is written later
     writer.beat("script.py:1, run")
     first = probe.look()
     assert (first.open, first.done, first.entered) == ((), (), {"0 0>1": 5})
+    assert [(each.sequence, each.bytes) for each in first.unawaited] == [(4, 12)]
+    assert parse_reports(report_line([first]), 2) == [first]
     one.awaited = now - 2
     writer.beat("script.py:1, run")
     (waits,) = probe.look().open
-    assert (waits.kind, waits.sequence) == ("recv", 4)
+    assert (waits.kind, waits.sequence, waits.bytes) == ("recv", 4, 12)
     assert waits.seconds == pytest.approx(2.0, abs=1.0)
     one.waited, one.ended = 2.0, now
     writer.changed(one)

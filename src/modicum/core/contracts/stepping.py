@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import settle
 
@@ -37,10 +37,10 @@ class Stepper:
         self._step = getattr(step, "__wrapped__", step)
 
     def settings(self) -> list[dict[str, Any]]:
-        """The groups' present hyper-parameters, for a deferred step."""
+        """The groups' present hyper-parameters, for a deferred step; of tensors, copies."""
         kept = ("params", "names", "param_names")
         return [
-            {key: value for key, value in group.items() if key not in kept}
+            {key: _copied(value) for key, value in group.items() if key not in kept}
             for group in self.optimizer.param_groups
         ]
 
@@ -74,3 +74,10 @@ class Stepper:
 
     def _then(self, settings: list[dict[str, Any]] | None, index: int) -> Mapping[str, Any]:
         return {} if settings is None else settings[index]
+
+
+def _copied(value: Any) -> Any:
+    """A hyper-parameter that a schedule cannot change in place any more."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return tuple(map(_copied, value)) if type(value) is tuple else value

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from modicum.core.clock import WIRE
 from modicum.core.contracts.parameters import trainable
-from modicum.core.ranks.agreement import same_model, same_terms
+from modicum.core.errors import InputError
+from modicum.core.ranks.agreement import same_model, same_terms, shape_terms
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.sharding import is_sharded
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
     from modicum.core.contracts.state import StateRegistry
 
 Ready = Callable[[nn.Parameter], None]
+
+
+def came_late(name: str) -> InputError:
+    """What to raise where a parameter gets a gradient after the sum of it has begun."""
+    return InputError(
+        "its gradient comes in several parts in one backward pass, and the sum over the ranks had "
+        "begun with the first, as where a weight is used in several reentrant checkpoints; use "
+        "checkpoint(..., use_reentrant=False)",
+        field=name,
+    )
 
 
 class Strategy:
@@ -171,3 +182,32 @@ class Strategy:
             for tensor in [*trained, *model.buffers()]:
                 if not is_sharded(tensor):
                     dist.broadcast(tensor.detach(), 0)
+
+    @torch.no_grad()
+    def share_frozen(self, model: nn.Module) -> None:
+        """Give every rank rank 0's values of frozen parameters, unsharded and of floating point.
+
+        For loops of one's own, where no recipe says that they are alike; `start` leaves them.
+
+        Raises:
+            InputError: another rank has other ones.
+        """
+        frozen = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            # Codes of a compressed base, of types of their own, come from the same files.
+            if not parameter.requires_grad
+            and type(parameter) is nn.Parameter
+            and parameter.is_floating_point()
+            and not is_sharded(parameter)
+        }
+        if self.ranks.alone:
+            return
+        same_terms(self.ranks, "frozen model", shape_terms(frozen.items()))
+        with self.ranks.clock(WIRE), peer_errors():
+            for parameter in frozen.values():
+                if parameter.numel():
+                    sent = parameter.detach().contiguous()
+                    dist.broadcast(sent, 0)
+                    if not parameter.is_contiguous():  # else it is the same memory
+                        parameter.copy_(sent)

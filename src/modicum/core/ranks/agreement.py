@@ -7,11 +7,11 @@ or another model would not fail: what it sends has some other meaning at the ran
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
@@ -57,12 +57,20 @@ def same_model(ranks: Ranks, model: nn.Module) -> None:
     Raises:
         InputError: one does not; with the first that differ, on every rank.
     """
-    own = {
+    same_terms(ranks, "model", shape_terms(trainable(model)))
+
+
+def shape_terms(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Terms of these parameters, by name: dtypes, shapes, and their order.
+
+    >>> shape_terms([("weight", nn.Linear(2, 3).weight)])
+    {'weight': 'float32 [3, 2], number 0'}
+    """
+    return {
         name: f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}, "
         f"number {number}"
-        for number, (name, parameter) in enumerate(trainable(model))
+        for number, (name, parameter) in enumerate(parameters)
     }
-    same_terms(ranks, "model", own)
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

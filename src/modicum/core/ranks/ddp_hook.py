@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +27,15 @@ class DDPHook:
     Checkpoints keep `views` of the exchange, each rank its own. `MatrixMethod.ddp_hook` makes one.
 
     Args:
-        model: in DistributedDataParallel, without a hook of its own. Parameters that take no part
-            in a backward pass count as zeros, as DDP has them.
+        model: in DistributedDataParallel over all ranks, without a hook of its own. With
+            `find_unused_parameters` those that only other ranks use count as zeros here; of those
+            that no rank uses what is owed stays as it was.
+        scaler: the `GradScaler` that multiplies the losses: what is owed follows its scale. Without
+            it, what is owed of gradients of a changing scale would be in the old one.
 
     Raises:
-        InputError: the model is not in DistributedDataParallel, or has ranks of another number.
+        InputError: the model is not in DistributedDataParallel, or that is over some of the ranks,
+            or the exchange has ranks of another number.
 
     >>> from modicum.comm import PowerSGD
     >>> from modicum.core.ranks.ranks import joined
@@ -40,7 +45,13 @@ class DDPHook:
     ...         hook = PowerSGD(rank=4).ddp_hook(model)
     """
 
-    def __init__(self, exchange: MatrixExchange, model: nn.Module) -> None:
+    def __init__(
+        self,
+        exchange: MatrixExchange,
+        model: nn.Module,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         if not isinstance(model, DistributedDataParallel):
             problem = "a hook is for a model in DistributedDataParallel"
             raise InputError(problem, value=type(model).__name__)
@@ -50,8 +61,21 @@ class DDPHook:
                 value=exchange.ranks.size,
                 allowed=str(dist.get_world_size()),
             )
+        over = dist.get_process_group_ranks(model.process_group)
+        if over != list(range(dist.get_world_size())):
+            raise InputError(
+                "the hook sums over all ranks, and the model's DistributedDataParallel is over "
+                "some of them; give it neither process_group nor device_mesh",
+                value=over,
+                allowed="all ranks",
+            )
         self.exchange = exchange
+        self._scaler, self._scale = scaler, 0.0  # 0: no update was seen yet
         self._names = {id(parameter): name for name, parameter in trainable(model.module)}
+        # Of this update, its passes without sums included, as DDP counts them.
+        self._used: set[str] = set()
+        for name, parameter in trainable(model.module):
+            parameter.register_hook(partial(self._note_used, name))
         self._waiting: list[tuple[PendingSums, Any, BucketAnswer]] = []
         self._to_commit = False
         exchange.connect()
@@ -61,6 +85,9 @@ class DDPHook:
         """The last update was not made: call it where an optimizer's step is passed over."""
         self.exchange.discard()
         self._to_commit = False
+
+    def _note_used(self, name: str, gradient: Tensor) -> None:
+        self._used.add(name)
 
     def _hook(self) -> Callable[[Any, Any], BucketAnswer]:
         # DDP reads the annotations of what it is given.
@@ -76,7 +103,7 @@ class DDPHook:
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         gradients = dict(zip(names, bucket.gradients(), strict=True))
         answer: BucketAnswer = torch.futures.Future()
-        self._waiting.append((self.exchange.begin(gradients, names), bucket, answer))
+        self._waiting.append((self.exchange.begin(gradients, self._used), bucket, answer))
         if bucket.is_last():
             self._land()
         return answer
@@ -88,14 +115,22 @@ class DDPHook:
         else:
             self.exchange.discard()
         self._to_commit = False
+        if self._scaler is not None:
+            scale = self._scaler.get_scale()
+            if self._scale and scale != self._scale:
+                self.exchange.rescale(scale / self._scale)
+            self._scale = scale
 
     def _land(self) -> None:
         self.exchange.turn()
         waiting, self._waiting, self._to_commit = self._waiting, [], True
+        self._used.clear()
         for pending, bucket, answer in waiting:
             for total, place in zip(pending.land().values(), bucket.gradients(), strict=True):
-                assert total is not None
-                place.copy_(total.full() / self.exchange.ranks.size)
+                if total is None:  # DDP gives such a parameter no gradient
+                    place.zero_()
+                else:
+                    place.copy_(total.full() / self.exchange.ranks.size)
             # Sums are the same on all ranks, and so is what follows from them.
             self._to_commit &= bool(bucket.buffer().isfinite().all())
             answer.set_result(bucket.buffer())

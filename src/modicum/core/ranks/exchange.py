@@ -217,11 +217,22 @@ class ShardExchange:
     def __init__(self, context: ExchangeContext | None = None, nodes: Nodes | None = None) -> None:
         self.context = context or ExchangeContext()
         self.ranks = self.context.ranks
-        self.nodes = nodes or Nodes.of(self.ranks.size, self.ranks.local_size)
+        self._nodes = nodes
         self.axes: tuple[str, ...] = (SHARD,)
         self.step = 0
         self._wires: dict[str, Collectives] = {}
         self._mesh: DeviceMesh | None = None
+
+    @property
+    def nodes(self) -> Nodes:
+        """Which ranks are on one host; who has no hops never asks.
+
+        Raises:
+            InputError: as `Nodes.of`.
+        """
+        if self._nodes is None:
+            self._nodes = Nodes.of(self.ranks.size, self.ranks.local_size)
+        return self._nodes
 
     def connect(self) -> None:
         """Make the process groups now, which else the first calls do; all ranks call this."""
@@ -273,11 +284,15 @@ class ShardExchange:
         What is first asked for makes process groups, so all ranks ask alike.
 
         Raises:
-            InputError: another rank has another exchange, or its method other fields.
+            InputError: another rank has another exchange, or its method other fields, or knows
+                another number of hosts where these count.
         """
         if axis not in self._wires:
             if not self._wires:
-                same_terms(self.ranks, "exchange", terms_of(self))
+                terms = terms_of(self)
+                if self.axes != (SHARD,):
+                    terms["nodes"] = [self.nodes.count, self.nodes.local]
+                same_terms(self.ranks, "exchange", terms)
             link = self.context.links.get(axis)
             self._wires[axis] = Collectives(self.ranks, group=self._group(axis), link=link)
         return self._wires[axis]

@@ -305,6 +305,9 @@ class MatrixExchange:
         >>> MatrixExchange().pay("bias", gradient)  # of numbers sent as they are nothing is owed
         """
 
+    def rescale(self, factor: float) -> None:
+        """From here on all gradients are so many times larger, and so is what is owed of them."""
+
     def commit(self) -> None:
         """The update is made: what it leaves unsent is owed from here on."""
         self.step += 1

@@ -35,6 +35,8 @@ STARVED_SECONDS = 4.0  # of which it is said for how much a rank had no processo
 def process_state(pid: int) -> str:
     """Whether a process is `running`, `stopped` by a signal, or `dead`; by /proc where that is.
 
+    One that a debugger holds counts as running: who debugs it lets it run again.
+
     >>> process_state(os.getpid())
     'running'
     """
@@ -48,7 +50,7 @@ def process_state(pid: int) -> str:
     except PermissionError:
         return "running"
     state = text.rpartition(")")[2].split()[0]
-    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(state, "running")
+    return {"T": "stopped", "Z": "dead", "X": "dead"}.get(state, "running")
 
 
 def seconds_without_processor(pid: int) -> float:
@@ -78,7 +80,7 @@ class RankProbe:
         state = self._ring.state()
         self.rank, self.pid = state.rank, state.pid
         self._next, self._open = 0, dict[int, OpenCall]()
-        self._messages = set[int]()  # that have not ended, and that nobody waits for
+        self._messages = dict[int, OpenCall]()  # that have not ended, and that nobody waits for
         self._entered: dict[str, int] = {}
         self._process, self._since = "running", time.monotonic()
         self._starved = deque([(self._since, seconds_without_processor(self.pid))])
@@ -120,6 +122,7 @@ class RankProbe:
             members=dict(_links_first(state.groups)[-MOST_GROUPS:]),
             open=tuple(list(self._open.values())[-MOST_OPEN:]),
             done=tuple(done),
+            unawaited=tuple(list(self._messages.values())[:MOST_OPEN]),
         )
 
     def end(self, signal_number: int = signal.SIGKILL) -> None:
@@ -145,7 +148,7 @@ class RankProbe:
             if number >= self._next:
                 self._next = number + 1
             self._open.pop(number, None)
-            self._messages.discard(number)
+            self._messages.pop(number, None)
             found = self._ring.call(number)
             if found is None:
                 continue
@@ -160,9 +163,9 @@ class RankProbe:
                 continue
             since = call.awaited if call.kind in MESSAGES else call.begun
             if math.isnan(since):  # of a message that nobody waits for yet
-                self._messages.add(number)
+                self._messages[number] = OpenCall(*which, 0.0, call.bytes)
             else:
-                self._open[number] = OpenCall(*which, max(0.0, now - since))
+                self._open[number] = OpenCall(*which, max(0.0, now - since), call.bytes)
         return done
 
 

@@ -40,7 +40,8 @@ class DoneCall:
 class OpenCall:
     """A call that has not ended, and the seconds since it begun; a message's that it is waited for.
 
-    A message for which its rank does not wait is none of these.
+    A message for which its rank does not wait is none of the open ones. `bytes` are what this rank
+    sends: 0 where it receives.
     """
 
     group: str
@@ -48,6 +49,7 @@ class OpenCall:
     kind: str
     label: str
     seconds: float
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class RankReport:
         left: how it left (`modicum.core.ranks.call_ring`), `words` why.
         entered: how many calls it has issued, by group.
         members: the ranks of each group.
+        unawaited: messages that are under way, and for which the rank does not wait: the oldest.
     """
 
     rank: int
@@ -78,6 +81,7 @@ class RankReport:
     members: dict[str, tuple[int, ...]]
     open: tuple[OpenCall, ...]
     done: tuple[DoneCall, ...]
+    unawaited: tuple[OpenCall, ...] = ()
 
 
 def report_line(reports: list[RankReport]) -> bytes:
@@ -133,12 +137,13 @@ def _report(given: Any, size: int) -> RankReport:
         },
         open=tuple(_open(call) for call in _items(given["open"], MOST_OPEN)),
         done=tuple(_done(call) for call in _items(given["done"], MOST_CALLS)),
+        unawaited=tuple(_open(call) for call in _items(given["unawaited"], MOST_OPEN)),
     )
 
 
 def _open(given: Any) -> OpenCall:
     _keys(given, OpenCall)
-    return OpenCall(*_which(given), _seconds(given["seconds"]))
+    return OpenCall(*_which(given), _seconds(given["seconds"]), _count(given["bytes"]))
 
 
 def _done(given: Any) -> DoneCall:
