@@ -113,6 +113,30 @@ def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
         FWSVD(rank=2).fit(bare, Calibration({}, 1, {}))
 
 
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    model = shared()
+    value = FWSVD(rank=2)
+    calibration = value.calibrate(model, batches(), square)
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.nan
+    with pytest.raises(InputError, match=r"values that are not finite \(found: '2'\)"):
+        value.fit(model, calibration)
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    model, folder = shared(), tmp_path / "mine"
+    value = FWSVD(rank=2)
+    handle = value.fit(model, value.calibrate(model, batches(), square))
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other files too, which the model's") as error:
+        handle.save(folder)
+    assert error.value.value == "notes.txt"
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    for _ in range(2):  # a compressed model replaces another
+        load(shared(), handle.save(tmp_path / "model"))
+
+
 def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
     model = shared()
     value = FWSVD(rank=2)

@@ -104,6 +104,25 @@ def test_both_spellings_of_rotary_positions(
         ({"rope_parameters": [1]}, "rope_parameters", "object"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "allowed: 1.0"),
         ({"model_type": "mistral", "sliding_window": 16}, "sliding_window", "window"),
+        ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window", "4096"),
+        ({"model_type": "mistral", "sliding_window": "16"}, "sliding_window", "type int"),
+        (
+            {"model_type": "mistral", "sliding_window": 16, "use_sliding_window": False},
+            "sliding_window",
+            "window",
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 16, "max_position_embeddings": None},
+            "max_position_embeddings",
+            "missing",
+        ),
+        (
+            {"model_type": "qwen2", "max_position_embeddings": 8192, "use_sliding_window": True},
+            "sliding_window",
+            "4096",
+        ),
+        ({"is_causal": False}, "is_causal", "later tokens"),
+        ({"attention_dropout": 0.1}, "attention_dropout", "allowed: 0"),
     ],
 )
 def test_a_mistake_is_named_as_the_file_spells_it(
@@ -114,6 +133,25 @@ def test_a_mistake_is_named_as_the_file_spells_it(
     assert caught.value.field == field
     assert words in str(caught.value)
     assert str(caught.value).startswith(f"some/config.json: {field}: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "qwen2", "sliding_window": 16},
+        {"model_type": "mistral", "sliding_window": None, "max_position_embeddings": 8192},
+        {"model_type": "forms_llama", "forms": {}, "sliding_window": 16},
+    ],
+)
+def test_a_window_that_transformers_does_not_look_at_is_none(changes: dict[str, object]) -> None:
+    made = ModelConfig.from_hf(raw(**changes))
+    assert made.context == changes.get("max_position_embeddings", 64)
+
+
+def test_a_new_mistral_is_saved_without_a_window() -> None:
+    new = ModelConfig(*(11, 16, 1, 4), context=8192, model_type="mistral")
+    assert MistralConfig.from_dict(new.to_hf()).sliding_window is None
+    assert ModelConfig.from_hf(new.to_hf()) == new
 
 
 @pytest.mark.parametrize("changes", [{"mixer": "atention"}, {"mlp": "swigl"}])

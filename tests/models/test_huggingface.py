@@ -364,3 +364,15 @@ def test_a_header_that_names_a_tensor_twice_is_told(tmp_path: Path) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
     with pytest.raises(InputError, match=r"model\.safetensors: .*cannot be read"):
         load(tmp_path / "m")
+
+
+def test_how_a_model_writes_is_said_in_the_folder_that_it_is_saved_to(
+    folder: Path, tmp_path: Path
+) -> None:
+    said = {"do_sample": True, "temperature": 0.6, "bos_token_id": 1, "eos_token_id": [7, 9]}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    filled = create(config(), 1)
+    fill(filled, folder)
+    for model in (load(folder), filled):
+        again = save(model, tmp_path / "again") / "generation_config.json"
+        assert json.loads(again.read_text()) == said | {"eos_token_id": [7, 9, 2]}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from dataclasses import fields
@@ -17,7 +18,7 @@ from modicum.core.contracts.ledger import PHASES, Ledger, ModelQuery, OptimizerQ
 from modicum.core.contracts.parameters import trained_shapes
 from modicum.core.layers.meta import on_meta
 from modicum.core.machine.memory import TensorMeter, tensor_bytes
-from modicum.models import convnet, convnet_ledger, recurrent
+from modicum.models import convnet, convnet_ledger, recurrent, traced_cache
 from modicum.models.block_kinds import block_lists
 from modicum.models.traced_builds import decoder
 from modicum.models.traced_cache import StoredLedgers, TraceFailed, TraceRequest
@@ -325,3 +326,14 @@ def test_where_data_decides_there_is_a_range() -> None:
         model = Chooses()
     least, most = traced_ledger(model, rows, squares, ROWS)
     assert least.peak() < most.peak()
+
+
+def test_where_the_disk_keeps_no_locks_each_process_traces_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuses)
+    with traced_cache._turn(tmp_path / "one.json"):
+        assert (tmp_path / "one.lock").exists()

@@ -17,7 +17,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration
 from modicum.core.layers.dense_layers import all_layers
 from modicum.core.layers.form_plan import FormPlan, LayerForm
-from modicum.core.layers.formed_model import FormedModel
+from modicum.core.layers.formed_model import FormedModel, of_layer
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.turns import by_turns
@@ -121,8 +121,8 @@ class CompressedModel(FormedModel):
             progress: is called with the layers done, and of how many.
 
         Raises:
-            InputError: the weights have no memory or other forms already, or the calibration lacks
-                a layer.
+            InputError: the weights have no memory, other forms already or values that are not
+                finite, or the calibration lacks a layer.
         """
         self._settle(calibration)
         ranks, names, rows = ranks or Ranks(), list(self.layers), []
@@ -155,7 +155,8 @@ class CompressedModel(FormedModel):
         if self.method is None:
             raise InputError("the layers of this model were fitted before", value=name)
         weight, form = self._weight(name), self.plan.of(name)
-        return self.method.fitted(self.layers[name], weight, form, calibration, cache)
+        with of_layer(name):
+            return self.method.fitted(self.layers[name], weight, form, calibration, cache)
 
     @torch.no_grad()
     def _fill(self, name: str, made: Mapping[str, Tensor]) -> LayerReport:

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from modicum.compress.base import Compressor
 from modicum.core.errors import InputError
-from modicum.core.files import publish_folder, read_json, write_json
+from modicum.core.files import check_replaced, publish_folder, read_json, write_json
 from modicum.core.layers.form_plan import FormPlan
+from modicum.core.layers.full_model import COMPRESSION
 from modicum.core.ranks.sharding import whole
 
 TENSORS, DESCRIPTION = "compressed.safetensors", "compressed.json"
+_FILES = {TENSORS, DESCRIPTION, COMPRESSION}
 
 
 def save(
@@ -35,6 +37,8 @@ def save(
 ) -> Path:
     """Write a model with its forms to `folder`, in full or not at all; tied tensors once.
 
+    A compressed model that is there already is replaced.
+
     Args:
         plan: the forms of the layers that have one, by full name, and the widths of blocks.
         method: what fitted them; None where that is not known.
@@ -42,8 +46,10 @@ def save(
         kept: which units of the full model are left, as `Reduction.as_json` says it.
 
     Raises:
-        InputError: the disk is full or cannot be written.
+        InputError: the disk is full or cannot be written; the folder holds other files, or is the
+            one that this process runs in.
     """
+    check_replaced(Path(folder), "model", lambda found: found - _FILES)
     tensors = {name: whole(value.detach()) for name, value in _once(model).items()}
     if write:
         about: dict[str, Any] = {"version": 2, "forms": plan.as_json()}

@@ -188,6 +188,8 @@ class ModelConfig:
         raw |= {key: getattr(self, name) for name, (key, _) in _SPELLING.items()}
         if self.model_type != "llama":
             raw = {key: value for key, value in raw.items() if not key.endswith("_bias")}
+        if self.model_type == "mistral":  # of which transformers has a window where none is said
+            raw.setdefault("sliding_window", None)
         for key in _TOKENS:
             token = getattr(self, key)
             raw[key] = list(token) if isinstance(token, tuple) else token

@@ -10,6 +10,8 @@ from modicum.core.errors import InputError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
 FORMED = "forms_"  # what the model type begins with where not all layers and blocks are alike
+_WINDOW = 4096  # of a model type that has one, where config.json does not say it
+_SWITCHED = ("qwen2", "qwen3")  # types that slide where use_sliding_window is true
 
 
 class NotBuiltIn(InputError):
@@ -63,9 +65,42 @@ def refuse_unsupported(raw: Mapping[str, Any], file: str | Path | None) -> None:
             file=file,
             field="quantization_config",
         )
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
-    slides = model_type != "llama" and window is not None
-    if slides and window < raw.get("max_position_embeddings", 0):
+    _refuse_other_attention(raw, file)
+
+
+def window_of(raw: Mapping[str, Any]) -> Any:
+    """The sliding attention window that transformers gives a decoder, in tokens; None: none.
+
+    >>> window_of({"model_type": "mistral"}), window_of({"model_type": "qwen2"})
+    (4096, None)
+    """
+    kind = str(raw.get("model_type")).removeprefix(FORMED)
+    asks = kind == "mistral" or (kind in _SWITCHED and raw.get("use_sliding_window"))
+    return raw.get("sliding_window", _WINDOW) if asks else None
+
+
+def _refuse_other_attention(raw: Mapping[str, Any], file: str | Path | None) -> None:
+    """Refuse attention that is not to all earlier tokens, and to them alone."""
+    if not raw.get("is_causal", True):
+        raise NotBuiltIn(
+            "attention to later tokens is not supported",
+            file=file,
+            field="is_causal",
+            value=raw["is_causal"],
+            allowed="true",
+        )
+    if raw.get("attention_dropout"):
+        raise NotBuiltIn(
+            "dropout of attention is not supported",
+            file=file,
+            field="attention_dropout",
+            value=raw["attention_dropout"],
+            allowed="0",
+        )
+    window, context = window_of(raw), raw.get("max_position_embeddings")
+    if window is not None and type(window) is not int:
+        raise InputError("must be of type int", file=file, field="sliding_window", value=window)
+    if window is not None and isinstance(context, int) and window < context:
         raise NotBuiltIn(
             "a sliding attention window shorter than max_position_embeddings is not supported; "
             "set max_position_embeddings to the window to use the model up to that length",

@@ -18,6 +18,7 @@ from modicum.core.files import read_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.config import ModelConfig
 from modicum.models.decoder_config import DecoderConfig, decoder_config
+from modicum.models.generation_settings import note_generation
 from modicum.models.other_folders import no_model
 from modicum.models.package_folders import in_package, package_folder
 from modicum.models.safetensors_file import TensorEntry, find_tensors, read_tensor
@@ -44,12 +45,14 @@ class ModelHeader:
     Args:
         tied: the output layer's weight, where the files repeat it next to the embedding's, which it
             is by config.json.
+        exact: buffers that the model keeps in fp32, whatever dtype its parameters have.
     """
 
     folder: Path
     config: DecoderConfig
     tensors: dict[str, TensorEntry | ConvertedTensor]
     tied: TensorEntry | None = None
+    exact: frozenset[str] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -58,9 +61,13 @@ class ModelHeader:
 
     @property
     def dtypes(self) -> frozenset[str]:
-        """The format's names (F32, BF16...) of the dtypes that there are, or config.json names."""
+        """The format's names (F32, BF16...) of the dtypes that there are, or config.json names.
+
+        Integers do not count, nor what is in fp32 next to any dtype.
+        """
         if self.tensors:
-            return frozenset(entry.dtype for entry in self.tensors.values())
+            counted = (self.tensors[name].dtype for name in self.tensors.keys() - self.exact)
+            return frozenset(counted) & {*_NAMES.values()}
         raw = read_json(self.folder / CONFIG)
         named = str(raw.get("dtype", raw.get("torch_dtype"))).removeprefix("torch.")
         return frozenset({_NAMES[named]} if named in _NAMES else ())
@@ -68,7 +75,7 @@ class ModelHeader:
     @property
     def dtype(self) -> str:
         """The format's name (F32, BF16...) of the narrowest dtype that holds each exactly."""
-        found = {entry.dtype for entry in self.tensors.values()} & {*_NAMES.values()}
+        found = set(self.dtypes) if self.tensors else set[str]()
         return found.pop() if len(found) == 1 else "F64" if "F64" in found else "F32"
 
 
@@ -130,12 +137,13 @@ def read_header(folder: str | Path) -> ModelHeader:
             check_stored(_HEAD, tied, config.parameter_shapes()[_EMBEDDING])
         return ModelHeader(folder, config, _placed(config, found, folder), tied)
     from modicum.core.layers.meta import on_meta
+    from modicum.models.transformers.buffers import exact_buffers
     from modicum.models.transformers.model import build
     from modicum.models.transformers.names import placed
 
     with on_meta():
         model = build(config)
-    return ModelHeader(folder, config, placed(model, found, folder))
+    return ModelHeader(folder, config, placed(model, found, folder), exact=exact_buffers(model))
 
 
 def _placed(
@@ -231,6 +239,7 @@ def load(
                     setattr(module, leaf, stored.to(device, kept or stored.dtype, copy=True))
     model.config = replace(header.config, forms=plan)
     note_full_model(model, FullModel.read(header.folder))
+    note_generation(model, header.folder)
     return model
 
 
@@ -246,7 +255,9 @@ def fill(model: Decoder, folder: str | Path, skip: Collection[str] = ()) -> None
     Raises:
         InputError: as `read_header` and `load`.
     """
-    fill_from(model, read_header(folder), skip)
+    header = read_header(folder)
+    fill_from(model, header, skip)
+    note_generation(model, header.folder)
 
 
 def fill_from(model: nn.Module, header: ModelHeader, skip: Collection[str] = ()) -> None:

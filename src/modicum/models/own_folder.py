@@ -45,6 +45,8 @@ def save_own(
 ) -> Path:
     """Write `model` to `folder` as config.json and model.safetensors atomically.
 
+    A folder that is already there is replaced.
+
     Args:
         write: of a model that is sharded over ranks every rank calls this, so that its tensors can
             be gathered, and one rank writes.

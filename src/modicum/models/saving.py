@@ -12,6 +12,7 @@ from modicum.core.files import publish_folder, write_json
 from modicum.core.layers.form_plan import DENSE_FORM, FormPlan
 from modicum.models.block_checks import with_common_width
 from modicum.models.config import ModelConfig
+from modicum.models.generation_settings import GENERATION, generation_settings
 from modicum.models.huggingface import CONFIG
 from modicum.models.safetensors_file import INDEX, WEIGHTS
 from modicum.models.tensor_groups import TensorGroup, dense_weight
@@ -73,8 +74,7 @@ def save(
         write_json(temporary / CONFIG, raw | {"torch_dtype": written})
         if getattr(model, "trained_heads", None) is None:  # it writes text
             tokens = {name: raw.get(name) for name in _TOKENS}
-            known = {name: token for name, token in tokens.items() if token is not None}
-            write_json(temporary / "generation_config.json", {"_from_model_config": True} | known)
+            write_json(temporary / GENERATION, generation_settings(model, tokens))
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
         copy_code(raw, temporary)

@@ -21,11 +21,13 @@ class TensorGroup:
         shapes: of each, by its name in the file.
         itemsize: bytes of a number.
         make: makes them; where weights are sharded over ranks, every rank calls it.
+        unrounded: names of those that keep their dtype, whatever the others are rounded to.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     itemsize: int
     make: Callable[[], Mapping[str, torch.Tensor]]
+    unrounded: frozenset[str] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -34,12 +36,15 @@ class TensorGroup:
 
     def rounded(self, dtype: torch.dtype) -> TensorGroup:
         """The same in another dtype than their own; `make` refuses what is beyond it."""
-        made = self.make
-        return TensorGroup(
-            self.shapes,
-            dtype.itemsize,
-            lambda: {name: _rounded(name, tensor, dtype) for name, tensor in made().items()},
-        )
+        made, unrounded = self.make, self.unrounded
+
+        def make() -> Mapping[str, torch.Tensor]:
+            return {
+                name: tensor if name in unrounded else _rounded(name, tensor, dtype)
+                for name, tensor in made().items()
+            }
+
+        return TensorGroup(self.shapes, dtype.itemsize, make, unrounded)
 
 
 def _rounded(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

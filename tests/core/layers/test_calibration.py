@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,47 @@ def test_a_cache_knows_model_data_and_settings(tmp_path: Path) -> None:
     assert found(model(), [batch()], statistics=["fisher", "moment"])[1] == 1
     with pytest.raises(InputError, match="give a list"):
         found(model(), iter([batch()]))
+
+
+def test_a_cache_knows_the_mask_by_its_values(tmp_path: Path) -> None:
+    every, half = torch.ones(6, 4) > 0, torch.arange(4).expand(6, 4) < 2
+    for kept, count in ((every, 24), (half, 12), (every, 24)):
+        found = calibrate(
+            model(),
+            [batch()],
+            loss,
+            layers=["first"],
+            statistics=["moment"],
+            mask=lambda _, kept=kept: kept,
+            cache=tmp_path,
+        )
+        assert found.positions == {"first": count}
+
+
+def test_a_cache_knows_a_partial_by_what_it_binds(tmp_path: Path) -> None:
+    def scaled(of: nn.Module, given: Any, by: float) -> Tensor:
+        return by * loss(of, given)
+
+    def found(by: float) -> Tensor:
+        named = partial(scaled, by=by)
+        known = calibrate(model(), [batch()], named, layers=["last"], cache=tmp_path)
+        return known.mean("fisher", "last")
+
+    assert torch.allclose(found(2.0), 4 * found(1.0))
+
+
+def test_products_are_wide_within_the_callers_autocast() -> None:
+    x, y = batch()
+    of = nn.Sequential(nn.Linear(5, 2))
+
+    def exact(of: nn.Module, given: Any) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return loss(of, given)
+
+    expected = calibrate(of, [(x[:, 0], y)], exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = calibrate(of, [(x[:, 0], y)], exact)
+    assert torch.equal(found.mean("fisher", "0"), expected.mean("fisher", "0"))
 
 
 def share(ranks: Ranks, cache: Path | None = None) -> tuple[Calibration, int]:

@@ -69,3 +69,20 @@ def test_it_is_cast_with_the_model_but_for_what_is_precise() -> None:
 def test_a_seed_that_no_file_holds_is_refused(seed: int) -> None:
     with pytest.raises(InputError, match="64-bit"):
         noise(seed)
+
+
+def test_a_state_draws_anew_what_a_cast_has_rounded_or_a_move_has_emptied() -> None:
+    module, exact = noise(5), noise(5)
+    state = copy.deepcopy(module.state_dict())
+    module.bfloat16().float()
+    assert not torch.equal(module.matrix, exact.matrix)
+    module.load_state_dict(state)
+    assert torch.equal(module.matrix, exact.matrix)
+    module.to("meta").to_empty(device="cpu")
+    module.matrix.fill_(7)
+    module.load_state_dict(state)
+    assert torch.equal(module.matrix, exact.matrix)
+    assert torch.equal(module.total, exact.total)
+    before = module.matrix
+    module.to("cpu").load_state_dict(state)
+    assert module.matrix is before  # nothing has changed, and nothing was drawn

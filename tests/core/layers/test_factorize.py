@@ -144,6 +144,12 @@ def test_what_is_no_metric_is_refused(metric: Tensor, problem: str) -> None:
         decompose(torch.ones(3, 5), metric)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(InputError, match="the weight has values that are not finite"):
+        decompose(torch.tensor([[1.0, value], [2.0, 3.0]]))
+
+
 def test_a_kept_decomposition_is_the_same_and_belongs_to_its_numbers(tmp_path: Path) -> None:
     weight, metrics = drawn(6, 5, 4)
     first = decomposed(weight, metrics["diagonal"], tmp_path)

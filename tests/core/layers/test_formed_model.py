@@ -91,3 +91,11 @@ def test_a_layer_takes_a_form_once_accelerate_has_left_it() -> None:
     converted = net(inputs)
     formed.merge()
     torch.testing.assert_close(net(inputs), converted)
+
+
+def test_a_layer_whose_weight_a_form_cannot_represent_is_named() -> None:
+    net = model()
+    with torch.no_grad():
+        net[0].weight[0, 0] = torch.inf
+    with pytest.raises(InputError, match=r"values that are not finite \(found: '0'\)"):
+        FORM.convert(net)

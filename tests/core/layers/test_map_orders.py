@@ -148,3 +148,17 @@ def test_a_fused_layer_is_moved_as_its_slices_lie() -> None:
     assert torch.equal(moved.permuted(name, before[name]), model.get_parameter(name))
     moved.inverse().apply(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_places_are_on_the_device_of_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder(heads=4)
+    moved, devices = moves(map_of(model)), list[str]()
+
+    def noted(tensor: Tensor, dim: int, places: Tensor) -> Tensor:
+        devices.append(places.device.type)
+        return tensor
+
+    monkeypatch.setattr(Tensor, "index_select", noted)
+    name = next(name for name, _ in model.named_parameters() if name.endswith("down_proj.weight"))
+    moved.permuted(name, torch.empty(model.get_parameter(name).shape, device="meta"))
+    assert devices == ["meta", "meta"]

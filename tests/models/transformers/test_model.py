@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from modicum.core.layers.meta import materialise, on_meta
 from modicum.linears import LOST, LOSTLinear, LowRank
 from modicum.models import ModelConfig, huggingface, load, read_config, read_header, save
 from modicum.models.transformers.config import TransformersConfig
+from modicum.models.transformers.kinds import described
 from modicum.models.transformers.model import TransformersDecoder, build
 
 IDS = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(3))
@@ -104,6 +106,25 @@ def test_what_is_shown_of_large_models_is_shown_on_small_ones(raw: dict[str, Any
 def test_the_built_in_decoder_reads_what_it_can(tmp_path: Path) -> None:
     folder = decoder_folder(tmp_path / "model", "mistral", sliding_window=None)
     assert isinstance(read_config(folder), ModelConfig)
+
+
+@pytest.mark.parametrize("said", [{"is_causal": False}, {"attention_dropout": 0.5}])
+def test_what_the_built_in_decoder_lacks_is_left_to_transformers(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = decoder_folder(tmp_path / "model", "mistral", sliding_window=None)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | said))
+    assert isinstance(read_config(folder), TransformersConfig)
+    with torch.no_grad():
+        assert torch.equal(load(folder).eval()(IDS), theirs(folder)(IDS).logits)
+
+
+def test_what_config_json_says_is_left_as_it_is() -> None:
+    raw = {**config_json("qwen3"), "rope_scaling": {"type": "linear", "factor": 2.0}}
+    before = copy.deepcopy(raw)
+    assert described(raw).rope_parameters["factor"] == 2.0
+    assert raw == before
 
 
 def test_tensors_of_several_dtypes_are_loaded_in_one_that_holds_them_all(tmp_path: Path) -> None:
@@ -235,6 +256,19 @@ def test_quantized_layers_hold_what_becomes_of_the_files_weights(name: str, tmp_
     assert read_header(tmp_path / "dense").dtype == "F32"
 
 
+@torch.no_grad()
+def test_layers_that_a_folder_has_in_a_form_keep_it_among_quantized_ones(tmp_path: Path) -> None:
+    folder = decoder_folder(tmp_path / "model", "qwen3")
+    plan = LowRank(rank=4).plan(load(folder)).within(["model.layers.0."])
+    small = save(load(folder, linear=plan), tmp_path / "small", dense=False)
+    model, plain = load(small, linear="int8").eval(), load(small).eval()
+    forms = model.decoder_config.forms  # type: ignore[union-attr]
+    assert {forms.of(name).name for name in plan.layers} == {"low_rank"}
+    assert forms.of("model.layers.1.mlp.up_proj").name == "int8"
+    far = (model(IDS) - plain(IDS)).abs().max() / plain(IDS).abs().max()
+    assert 0 < far < 0.1
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 @torch.no_grad()
 def test_layers_in_fp16_hold_files_in_fp16_exactly(name: str, tmp_path: Path) -> None:
@@ -272,6 +306,7 @@ def test_layers_without_a_dense_weight_are_kept_with_their_integers(
     assert read_config(kept).forms == plan
     chosen = {name for name in read_header(kept).tensors if name.endswith(".chosen")}
     assert len(chosen) == len(plan.layers)
+    assert read_header(kept).dtypes == {"F32"}  # the integers are of no dtype of weights
     again = load(kept).eval()
     assert torch.equal(again(IDS), model(IDS))
     own = model.state_dict()
@@ -324,7 +359,7 @@ def test_the_reader_gives_weights_as_the_file_has_them(tmp_path: Path) -> None:
     assert read("transformer.h.0.attn.c_attn").shape == (32, 96)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bloom", "opt"])
 def test_in_eval_mode_blocks_run_again_too_and_nothing_is_dropped(
     name: str, tmp_path: Path
 ) -> None:

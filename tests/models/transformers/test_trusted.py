@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -185,3 +186,15 @@ def test_the_flag_is_for_a_folder() -> None:
     with pytest.raises(InputError, match=r"model\.trust_remote_code: is for the code"):
         modicum.Recipe(model={"trust_remote_code": True})
     assert named_files({}) == named_files({"auto_map": [3]}) == []
+
+
+def test_where_the_disk_keeps_no_locks_code_is_copied_without_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("fcntl.flock", refuses)
+    with trusted._turn():
+        assert (tmp_path / "modicum" / "code" / "lock").exists()

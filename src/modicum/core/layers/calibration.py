@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def calibrate(
             information needs none: where padding has no part in the loss it has no gradient.
         ranks: this process among others; sums are then those of all, on every rank.
         cache: a folder that keeps calibrations by a digest of model, data and settings; batches
-            are then gone through twice. The loss is known there by its name alone.
+            are then gone through twice. The mask is known there by its values, the loss by its name
+            alone, a `partial` by what it binds too.
         progress: is called with the batches done, and of how many, where that is known.
 
     Raises:
@@ -82,8 +84,9 @@ def calibrate(
     watch = LayerWatch(model, names, statistics)
     kept: Path | None = None
     if cache is not None:
-        settings = [names, *statistics, limit, loss.__module__, loss.__qualname__, mask is not None]
-        kept = Path(cache) / f"{_digest(model, batches, settings, ranks)}.safetensors"
+        settings = [names, *statistics, limit, *_named(loss), mask is not None]
+        digest = _digest(model, batches, mask, settings, ranks)
+        kept = Path(cache) / f"{digest}.safetensors"
         # Rank 0 alone need see the folder: the others have nothing to add to what it read.
         if ranks.broadcast(kept.is_file()):
             return watch.result(ranks, Calibration.load(kept) if ranks.first else None)
@@ -166,12 +169,29 @@ def example_count(batch: Any) -> int:
     return found.shape[0]
 
 
-def _digest(model: nn.Module, batches: Iterable[Any], settings: Any, ranks: Ranks) -> str:
-    """A digest of the model's numbers, every rank's data, and settings (JSON)."""
+def _named(loss: Any) -> list[str]:
+    """What a loss is known by: its module and name, of a `partial` what it binds too."""
+    if isinstance(loss, partial):
+        return [*_named(loss.func), repr(loss.args), repr(sorted(loss.keywords.items()))]
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    return [named.__module__, named.__qualname__]
+
+
+def _numbers(batches: Iterable[Any], mask: Mask | None) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of all batches, each followed by what counts of it."""
+    for batch in batches:
+        yield from (("", tensor) for tensor in _tensors(batch))
+        if mask is not None and example_count(batch):
+            yield "mask", mask(batch).bool()
+
+
+def _digest(
+    model: nn.Module, batches: Iterable[Any], mask: Mask | None, settings: Any, ranks: Ranks
+) -> str:
+    """A digest of the model's numbers, every rank's data and what counts of it, and settings."""
     if iter(batches) is batches:
         problem = "a cache needs batches that can be gone through twice; give a list"
         raise InputError(problem, field="batches", value=type(batches).__name__)
     named = [*model.named_parameters(), *model.named_buffers()]
-    data = (("", tensor) for batch in batches for tensor in _tensors(batch))
-    mine = tensors_digest([*named, *data], json.dumps(settings))
+    mine = tensors_digest([*named, *_numbers(batches, mask)], json.dumps(settings))
     return hashlib.sha256(json.dumps(ranks.gather(mine)).encode()).hexdigest()[:32]

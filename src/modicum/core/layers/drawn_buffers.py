@@ -81,11 +81,14 @@ class DrawnBuffers(nn.Module):
             self.draw(seed, kept.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        drawn = {name: self.get_buffer(name) for name in self.drawn_names}
         before = {name: self.get_buffer(name) for name in self.precise_names}
         super()._apply(fn, recurse)
         for name, value in before.items():
             if (now := self.get_buffer(name)).dtype != value.dtype:
                 setattr(self, name, value.to(now.device))
+        if any(self.get_buffer(name) is not value for name, value in drawn.items()):
+            self.drawn_from = None  # rounded, or without values: the next state draws them anew
         return self
 
     def _load_from_state_dict(self, *given: Any) -> None:

@@ -83,7 +83,8 @@ def decompose(weight: Tensor, metric: Tensor | None = None) -> Basis:
             that of the layer's outputs.
 
     Raises:
-        InputError: the metric has another shape, or is negative or not finite somewhere.
+        InputError: the weight has values that are not finite; the metric has another shape, or is
+            negative or not finite somewhere.
 
     Source: the truncated SVD is the best approximation (Eckart and Young, 1936). Costs
     O(out in min(out, in)) in float64.
@@ -93,6 +94,8 @@ def decompose(weight: Tensor, metric: Tensor | None = None) -> Basis:
     (4.0, 9.0)
     """
     wide = weight.detach().double()
+    if not wide.isfinite().all():
+        raise InputError("the weight has values that are not finite")
     if metric is not None:
         wide = _weighted(wide, metric.detach().to(wide))
     left, values, _ = kept_svd(wide)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -52,6 +53,17 @@ def _why_not_replaced(layer: nn.Module) -> str | None:
     return None
 
 
+@contextmanager
+def of_layer(name: str) -> Iterator[None]:
+    """Have an error that names no value say of which layer it is, in a `with` block."""
+    try:
+        yield
+    except InputError as error:
+        if error.field is not None or error.file is not None or error.value is not None:
+            raise
+        raise InputError(error.problem, value=name, allowed=error.allowed) from error
+
+
 class FormedModel:
     """The handle to a model and the forms in it, as a plan of forms names them by layer.
 
@@ -95,14 +107,17 @@ class FormedModel:
         """Put each weight into its form, layer by layer; make optimizers afterwards.
 
         Raises:
-            InputError: the weights have no memory, or another form already.
+            InputError: the weights have no memory, another form already, or values that the form
+                cannot represent.
         """
         for name in self.layers:
             weight = self._weight(name)
             planned = self.plan.of(name)
             form: Any = linear_form(planned.name)
             kind = form.convolution if self._convolves(name) else form
-            self._put_in(name, kind.from_dense(weight, None, **planned.arguments))
+            with of_layer(name):
+                made = kind.from_dense(weight, None, **planned.arguments)
+            self._put_in(name, made)
 
     def _convolves(self, name: str) -> bool:
         return self.layers[name].kind == "convolution"

@@ -74,7 +74,8 @@ class Permutation:
             tensor: as large as the model's of that name.
         """
         for dim in range(tensor.ndim):
-            tensor = tensor.index_select(dim, self.places(name, dim, tensor.shape[dim]))
+            places = self.places(name, dim, tensor.shape[dim]).to(tensor.device)
+            tensor = tensor.index_select(dim, places)
         return tensor
 
     def places(self, name: str, dim: int, size: int) -> Tensor:

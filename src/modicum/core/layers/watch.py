@@ -106,7 +106,7 @@ class LayerWatch:
         self._positions[name] += x.shape[0] * x.shape[1]
         for kind, known in self.kinds.items():
             if not known.needs_gradients:
-                self._add(kind, name, known.of(x, x))
+                self._add(kind, name, x, x)
 
     def _add_gradients(self, name: str, calls: Sequence[_Call]) -> None:
         if not calls:
@@ -116,9 +116,11 @@ class LayerWatch:
         delta = torch.cat([call.gradient for call in calls if call.gradient is not None], dim=1)
         for kind, known in self.kinds.items():
             if known.needs_gradients:
-                self._add(kind, name, known.of(x, delta))
+                self._add(kind, name, x, delta)
 
-    def _add(self, kind: str, name: str, part: Tensor) -> None:
+    def _add(self, kind: str, name: str, x: Tensor, delta: Tensor) -> None:
+        with torch.autocast(x.device.type, enabled=False):  # a statistic is wide whatever is around
+            part = self.kinds[kind].of(x, delta)
         self._sums[kind, name] = self._sums[kind, name].to(part.device).add_(part)
 
     def result(self, ranks: Ranks, known: Calibration | None = None) -> Calibration:

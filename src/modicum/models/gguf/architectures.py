@@ -17,6 +17,7 @@ from torch import Tensor
 from modicum.core.errors import InputError
 from modicum.core.extras import library
 from modicum.models.config import ModelConfig
+from modicum.models.config_checks import window_of
 from modicum.models.decoders import Decoder, config_of
 from modicum.models.rope import inverse_frequencies, unscaled_frequencies
 from modicum.models.rope_config import rope_from_hf
@@ -86,8 +87,8 @@ def architecture_of(raw: Mapping[str, Any]) -> Architecture:
             value=activation,
             allowed=", ".join(known.activations),
         )
-    window = raw.get("sliding_window") if raw.get("use_sliding_window", True) else None
-    if kind != "llama" and window is not None and window < raw["max_position_embeddings"]:
+    window = window_of(raw)
+    if window is not None and window < raw["max_position_embeddings"]:
         raise InputError(
             f"llama.cpp's {known.name} has no sliding window; set max_position_embeddings to the "
             "window to use the model up to that length",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from modicum.core.errors import InputError
 from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.torch_private import is_persistent
-from modicum.models.transformers.private import begin_module, kept
+from modicum.models.transformers.private import begin_module, kept, kept_in_fp32
 
 
 @torch.no_grad()
@@ -47,6 +47,27 @@ def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and is_persistent(module, name)
     }
+
+
+def exact_buffers(model: nn.Module) -> frozenset[str]:
+    """Those of `stored_buffers` that are in fp32, whatever dtype the model's parameters have.
+
+    Such are biases of routing, which choose other experts where they are rounded.
+    """
+    stored = stored_buffers(model).items()
+    floating = (name for name, buffer in stored if buffer.is_floating_point())
+    return frozenset(name for name in floating if kept_in_fp32(model, name))
+
+
+def keep_exact(model: nn.Module) -> None:
+    """Have a new model's `exact_buffers` be in fp32; what stands in them begins as zeros."""
+    for name in exact_buffers(model):
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        buffer = module.get_buffer(leaf)
+        if buffer.dtype.itemsize < torch.float32.itemsize:
+            made = torch.zeros(buffer.shape, dtype=torch.float32, device=buffer.device)
+            module._buffers[leaf] = made
 
 
 def _drawn(model: nn.Module) -> list[str]:

@@ -20,6 +20,7 @@ from modicum.models.huggingface import CONFIG, ModelHeader, resolve
 from modicum.models.other_folders import no_model
 from modicum.models.plan_headers import has_weights
 from modicum.models.safetensors_file import find_tensors
+from modicum.models.transformers.buffers import exact_buffers
 from modicum.models.transformers.config import TransformersConfig
 from modicum.models.transformers.kinds import architecture
 from modicum.models.transformers.model import TransformersClassifier, build
@@ -193,7 +194,8 @@ def classifier_header(
     parts = frozenset(name for name, _ in getattr(model, base).named_children())
     heads = _Heads(model.trained_heads, base, parts, keep_head)
     found = placed(model, find_tensors(folder), folder, heads)
-    return ModelHeader(folder, config, found), tuple(n for n in every if n not in found)
+    header = ModelHeader(folder, config, found, exact=exact_buffers(model))
+    return header, tuple(n for n in every if n not in found)
 
 
 @torch.no_grad()

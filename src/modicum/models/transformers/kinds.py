@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -51,7 +52,7 @@ def described(raw: Mapping[str, Any]) -> Any:
             field="quantization_config",
         )
     try:
-        return known[kind].from_dict(dict(raw))
+        return known[kind].from_dict(copy.deepcopy(dict(raw)))  # which it writes into
     except Exception as error:  # whatever transformers' own checks raise
         raise InputError(f"transformers does not read this: {_first_line(error)}") from None
 

@@ -27,7 +27,8 @@ def empty_decoder(
     Args:
         stored: the dtype that files have, in their format's own names.
         dtype: of all parameters; None: the stored one.
-        linear: the form that every dense layer but the output takes, or the plan of forms.
+        linear: the form that every layer but the output takes, where the folder does not hold it in
+            one of its own; or the plan of forms.
 
     Raises:
         InputError: no linear form has that name, or a layer cannot take it.
@@ -35,9 +36,16 @@ def empty_decoder(
     with on_meta(dtype or DTYPES[stored]):
         model = build(config)
         if isinstance(linear, str) and linear != DENSE_FORM.name:
-            sites = choose(model, ["all-linear"])
-            linear = FormPlan().with_forms({site.name: LayerForm(linear) for site in sites})
+            linear = _with_every(config, linear)
         if isinstance(linear, FormPlan) and linear.layers:
             model = build(replace(config, forms=linear))
     materialise(model, device)
     return model
+
+
+def _with_every(config: TransformersConfig, form: str) -> FormPlan:
+    """The folder's plan of forms, in which its dense layers but the output take this one."""
+    held = config.forms.layers
+    sites = choose(build(replace(config, forms=FormPlan())), ["all-linear"])
+    taken = {site.name: LayerForm(form) for site in sites if site.name not in held}
+    return config.forms.with_forms(taken)

@@ -6,8 +6,10 @@ The model is transformers' own: its modules, its parameters' names, its forward 
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -26,9 +28,9 @@ from modicum.core.random import derive_seed
 from modicum.core.ranks.sharding import is_sharded
 from modicum.models.llama import compute_dtype
 from modicum.models.rope import document_mask, document_positions
-from modicum.models.transformers.buffers import compute_buffers
+from modicum.models.transformers.buffers import compute_buffers, keep_exact
 from modicum.models.transformers.kinds import architecture, described
-from modicum.models.transformers.private import begin_module, runs_again
+from modicum.models.transformers.private import begin_module, runs_again, without_checkpointing
 from modicum.models.transformers.shape import TransformersShape
 
 
@@ -85,17 +87,13 @@ class TransformersModel(nn.Module):
     def _run(self, input_ids: Tensor, *, use_cache: bool = False, **more: Any) -> Any:
         if "use_cache" in _parameters(type(self)):
             more["use_cache"] = use_cache
-        # Blocks run again in eval mode too, where gradients are computed: transformers asks the
-        # mode of the block itself, and its parts ask theirs.
+        # Blocks run again in eval mode too, where gradients are computed, but for those that write
+        # into a cache, which would then have it twice.
         again = self.recompute_blocks and torch.is_grad_enabled() and not self.training
+        again = again and not use_cache
         blocks = [block for block in self.blocks if not block.training] if again else []
-        for block in blocks:
-            block.training = True
-        try:
+        with _running_again(blocks):
             return super().forward(input_ids=input_ids, **more)
-        finally:
-            for block in blocks:
-                block.training = False
 
     def compute_buffers(self, device: torch.device | str) -> None:
         """Give buffers memory and the numbers that follow from the configuration.
@@ -256,6 +254,7 @@ def build(config: TransformersShape) -> Any:
     except Exception as error:  # whatever a model's own code says of its configuration
         said = f"{type(error).__name__}: {error}".splitlines()[0][:240]
         raise InputError(f"transformers cannot build this model ({said})") from None
+    keep_exact(model)
     model.decoder_config = config
     model.blocks_name = _blocks_name(model)
     model.recompute_blocks = False
@@ -268,6 +267,30 @@ def build(config: TransformersShape) -> Any:
         formed.wrap()
         formed.close()
     return model
+
+
+@contextmanager
+def _running_again(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """In here blocks in evaluation mode keep no activations, and run again in the backward pass.
+
+    transformers does so in training alone, and a block that is said to train may drop something.
+    """
+    before = {block: block.__dict__.get("forward") for block in blocks}
+    for block, own in before.items():
+        plain = partial(without_checkpointing(type(block).forward), block)
+        block.__dict__["forward"] = partial(_again, plain if own is None else own)
+    try:
+        yield
+    finally:
+        for block, own in before.items():
+            if own is None:
+                del block.__dict__["forward"]
+            else:
+                block.__dict__["forward"] = own
+
+
+def _again(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    return recomputed(partial(forward, **keywords), *arguments)
 
 
 _made: dict[type[Any], type[Any]] = {}

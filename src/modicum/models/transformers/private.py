@@ -112,3 +112,9 @@ def may_be_missing(model: Any, name: str) -> bool:
     """Whether transformers computes a tensor of this name that a file lacks."""
     known = model._keys_to_ignore_on_load_missing or ()
     return any(re.search(each, name) for each in known)
+
+
+def kept_in_fp32(model: Any, name: str) -> bool:
+    """Whether transformers keeps a tensor of this name in fp32 in a model of bf16 or fp16."""
+    known = model._keep_in_fp32_modules_strict or ()
+    return any(re.search(each.replace("*", ".*"), name) for each in known)

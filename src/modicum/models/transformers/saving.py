@@ -14,7 +14,7 @@ from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import whole
 from modicum.models.tensor_groups import TensorGroup, dense_weight
-from modicum.models.transformers.buffers import stored_buffers
+from modicum.models.transformers.buffers import exact_buffers, stored_buffers
 from modicum.models.transformers.model import TransformersModel, build
 
 
@@ -33,6 +33,7 @@ def groups(model: TransformersModel, forms: FormPlan | None = None) -> list[Tens
         plain: Any = build(replace(model.decoder_config, forms=forms))
     shapes = dict(plain.named_parameters())
     shapes |= stored_buffers(plain)
+    exact = exact_buffers(plain)
     prefixes = [f"{model.blocks_name}.{number}." for number in range(len(model.blocks))]
     names: dict[str, list[str]] = {prefix: [] for prefix in ["", *prefixes]}
     for name in shapes:
@@ -43,11 +44,13 @@ def groups(model: TransformersModel, forms: FormPlan | None = None) -> list[Tens
         empty = {name: torch.empty_like(shapes[name], dtype=dtype) for name in own}
         found = named(plain, empty).items()
         sizes = {name: tuple(tensor.shape) for name, tensor in found}
+        kept = {name: empty[name] for name in own if name in exact}
+        unrounded = frozenset(named(plain, kept)) if kept else frozenset[str]()
 
         def make() -> Mapping[str, Tensor]:
             return named(plain, {name: _tensor(model, name) for name in own})
 
-        return TensorGroup(sizes, dtype.itemsize, make)
+        return TensorGroup(sizes, dtype.itemsize, make, unrounded)
 
     return [group(own) for own in names.values() if own]
 

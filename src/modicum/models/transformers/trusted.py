@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,10 @@ def _run(code: ModelCode, raw: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _turn() -> Iterator[None]:
-    """Ranks copy the code into transformers' cache one after the other."""
+    """Ranks copy the code into transformers' cache in turns, where the disk keeps locks."""
     folder = user_cache("code")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a", encoding="utf-8") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
