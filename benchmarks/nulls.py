@@ -7,7 +7,7 @@
 A null is noticed if nothing is a defect: each null missed a criterion, and each part of the verdict
 that stood has fallen; where none stood, what was planted was found. The result is written after
 every proof. One that was made by the same sources is not made again; the others of the file stay,
-with the time at which they were made.
+with the time at which they were made, and count as not run: the share is of all proofs.
 """
 
 from __future__ import annotations
@@ -54,20 +54,23 @@ def run_nulls(
 
     Args:
         names: that are run.
-        every: that have a proof; those of them that never ran are named in the file.
+        every: that have a proof; those of them that these sources have not run are named in the
+            file, and keep the share below 1.
         fresh: run also those that the same sources have run.
     """
     results = known_nulls(RESULTS / f"{NAME}.json", full=full)
+    digest = sources_digest()
     if not fresh:
-        digest = sources_digest()
         done = [name for name in names if results.get(name, {}).get("sources") == digest]
         if done:
             say(f"known: {', '.join(done)}")
         names = [name for name in names if name not in done]
-    found = summed_up(results, every)
+    found = summed_up(results, every, digest)
+    if results and not names:  # they may be of other sources, or of another list of proofs
+        write_result(NAME, found, {"full": full})
     for name in names:
         results[name] = null_of(name, full=full)
-        found = summed_up(results, every)
+        found = summed_up(results, every, digest)
         write_result(NAME, found, {"full": full})
     return found
 
@@ -105,14 +108,24 @@ def null_of(name: str, *, full: bool) -> dict[str, Any]:
     }
 
 
-def summed_up(results: Mapping[str, Mapping[str, Any]], every: Sequence[str]) -> dict[str, Any]:
-    """The file's content: proofs in the catalog's order, the share that was noticed of those that
-    ran, and which did not run."""
+def summed_up(
+    results: Mapping[str, Mapping[str, Any]], every: Sequence[str], sources: str
+) -> dict[str, Any]:
+    """The file's content: proofs in the catalog's order, the share of all of them whose null was
+    noticed, how many ran, and which did not.
+
+    Args:
+        sources: the digest of the code; what other code has run stays in the file, and counts as
+            not run.
+    """
     kept = {name: dict(results[name]) for name in every if name in results}
-    ran = [each["noticed"] for each in kept.values() if each["noticed"] is not None]
-    left = [name for name in every if results.get(name, {}).get("noticed") is None]
-    share = sum(ran) / len(ran) if ran else None
-    return {"proofs": kept, "share_noticed": share, "ran": len(ran), "not_run": left}
+    ran = {name: one["noticed"] for name, one in kept.items() if one.get("sources") == sources}
+    return {
+        "proofs": kept,
+        "share_noticed": sum(ran.values()) / len(every) if every else None,
+        "ran": len(ran),
+        "not_run": [name for name in every if name not in ran],
+    }
 
 
 if __name__ == "__main__":

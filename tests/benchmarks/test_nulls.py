@@ -79,13 +79,35 @@ def test_other_sources_run_again_and_what_is_not_asked_for_stays(
     assert list(nulls.run_nulls(["soap"], EVERY, full=True)["proofs"]) == ["soap"]
 
 
+def test_what_other_sources_have_run_counts_as_not_run(
+    nulls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prover(nulls, monkeypatch, {})
+    assert nulls.run_nulls(EVERY, EVERY)["share_noticed"] == 1.0
+    monkeypatch.setattr(nulls, "sources_digest", lambda: "others")
+    found = nulls.run_nulls(["lion"], EVERY)
+    assert (found["share_noticed"], found["ran"]) == (0.25, 1)
+    assert found["not_run"] == ["adamw8bit", "muon", "soap"]
+
+
+def test_the_file_is_written_where_all_is_known(
+    nulls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = prover(nulls, monkeypatch, {})
+    nulls.run_nulls(EVERY[:3], EVERY[:3])
+    nulls.run_nulls(EVERY[:3], EVERY)
+    assert len(ran) == 3
+    found = json.loads((tmp_path / "nulls.json").read_text())
+    assert (found["share_noticed"], found["not_run"]) == (0.75, ["soap"])
+
+
 def test_a_library_that_is_missing_is_no_verdict(
     nulls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = InputError("needs heavyball, which is not installed")
     ran = prover(nulls, monkeypatch, {"soap": missing})
     found = nulls.run_nulls(EVERY, EVERY)
-    assert found["share_noticed"] == 1.0
+    assert found["share_noticed"] == 0.75  # of all proofs, and one of them did not run
     assert (found["ran"], found["not_run"]) == (3, ["soap"])
     assert "heavyball" in found["proofs"]["soap"]["reason"]
     nulls.run_nulls(EVERY, EVERY)

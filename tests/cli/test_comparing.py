@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from tests.formula_trials import Bowl, sides
 
-from modicum.cli.comparing import CompareLines, show_comparison, words_of
+from modicum.cli.app import app
+from modicum.cli.comparing import CompareCommand, CompareLines, show_comparison, words_of
 from modicum.comparison import Comparison, Outcome, Side, Study
 from modicum.comparison.budgets import SharedBudget
 from modicum.comparison.comparing import Settled
@@ -127,3 +129,12 @@ def test_lines_say_how_many_trials_are_left_and_how_long_they_take(
     assert first.endswith("taken from another comparison")
     assert second.endswith("loss 1.0000")
     assert third.endswith("; 1 more in about 30 s")
+
+
+def test_help_says_where_it_writes_and_what_sides_are_compared_with() -> None:
+    command: Any = typer.main.get_command(app)
+    helps = {each.name: getattr(each, "help", None) for each in command.commands["compare"].params}
+    assert "in compare/, named after recipes, section and protocol" in helps["out"]
+    assert "least loss, and under --protocol with the first" in helps["baseline"]
+    asked = CompareCommand(("a.yaml", "runs/b.yaml"), vary="adapter=lora,dora", protocol="fair")
+    assert asked.folder == Path("compare/a-b-adapter-fair")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_cache import stand_in
 
 from modicum.cli.init import ask_here
 from modicum.planner.starting import OpenQuestion
@@ -53,6 +54,21 @@ def test_json_has_what_was_found(modicum: Any, runs: Any, tmp_path: Path) -> Non
     assert found["plan"]["steps"] == next(
         each["value"] for each in found["settings"] if each["field"] == "training.steps"
     )
+
+
+def test_a_model_of_the_hub_is_looked_at_without_its_weights(
+    modicum: Any, runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = stand_in(monkeypatch, runs.new / "model", tmp_path / "cache")
+    out, texts = tmp_path / "my.yaml", runs.recipe.parent / "texts"
+    ended = modicum(
+        "init", "--model", "hub:a/b,revision=v1.0", "--data", texts, "--method", "lora",
+        "--out", out,
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert hub.downloaded("config.json")
+    assert not hub.downloaded("model.safetensors")
+    assert 'path: "hub:a/b,revision=v1.0"' in out.read_text(encoding="utf-8")
 
 
 @pytest.mark.expensive

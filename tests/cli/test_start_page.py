@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.cli.test_troubleshooting import matches
 
+from modicum.planner.starting import rules
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "start-a-recipe.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console\n\$ (.+?)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -56,3 +58,10 @@ def test_a_command_of_the_page_ends_as_it_says(
     if words[-1] == "answers.yaml":
         [excerpt] = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
         assert matches(f"...{excerpt}", written.read_text())
+
+
+def test_the_page_says_how_often_a_recipe_evaluates() -> None:
+    updates = (1000, 2500, 2501, 9000)
+    assert [rules.evaluate_every(each)[0] for each in updates] == [200, 500, 500, 500]
+    said = "about five evaluations, and one each 500 updates of a run of more than 2,500;"
+    assert said in TEXT

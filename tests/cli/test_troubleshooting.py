@@ -15,8 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from modicum.recipe_yaml import load
+from modicum.trainer.folder import METRICS, RunFolder
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "troubleshooting.md"
 BLOCKS = re.findall(r"^```console\n\$ (.+?)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+FORKS = re.findall(r"^modicum train (.+ --fork runs/first)$", PAGE.read_text(), re.MULTILINE)
 
 
 def matches(shown: str, said: str) -> bool:
@@ -67,3 +71,32 @@ def test_a_command_of_the_page_ends_as_it_says(
     if ended.code:
         new = set(os.listdir(there / "runs")) - set(before)
         assert not [name for name in new if (there / "runs" / name / "metrics.jsonl").exists()]
+
+
+@pytest.mark.expensive
+def test_what_is_changed_in_a_run_that_stopped_continues_as_a_fork(
+    modicum: Any, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its own folder it is refused."""
+    monkeypatch.chdir(there)
+    assert len(FORKS) == 2
+    for words in FORKS:
+        # This process holds what all tests load, and the run here has come to its end.
+        typed = shlex.split(words.replace("4GB", "64GB"))
+        forked = modicum("train", *typed, "--set", "training.steps=4", "--quiet")
+        assert forked.code == 0, forked.err
+        change = typed[typed.index("--set") + 1]
+        refused = modicum("train", typed[0], "--out", "runs/first", "--set", change)
+        assert refused.code == 2
+        assert f"Changed: {change.partition('=')[0]}: " in refused.err
+
+
+def test_a_run_without_a_step_takes_another_budget_in_its_own_folder(there: Path) -> None:
+    folder = there / "runs" / "killed"
+    shutil.copytree(there / "runs" / "first", folder)
+    recipe = load(there / "recipe.yaml").changed(budget__memory="4GB")
+    assert not RunFolder(folder).may_begin(recipe)
+    (folder / METRICS).unlink()
+    shutil.rmtree(folder / "checkpoints")
+    assert RunFolder(folder).may_begin(recipe)
+    assert "takes the new budget in its own folder" in " ".join(PAGE.read_text().split())

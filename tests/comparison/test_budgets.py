@@ -166,6 +166,11 @@ def test_seconds_too_few_for_the_warm_up_are_refused() -> None:
         steps_for(SharedBudget("seconds", 1.0), [[3.0]], 0)
 
 
+def test_updates_of_which_none_was_timed_are_said_to_be_so() -> None:
+    with pytest.raises(InputError, match=r"--budget: its updates could not be timed.*seconds=10"):
+        steps_for(SharedBudget("seconds", 10), [[], []], 0)
+
+
 def test_settings_are_put_in_by_their_paths() -> None:
     made = set_in(BASE, {"training.learning_rate": 0.5, "adapter.rank": 3})
     assert made.training.learning_rate == 0.5

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_runs import STEPS, QuickRuns
 
 import modicum
 from modicum import recipe_yaml
 from modicum.comparison import cache
 from modicum.comparison.comparing import compare, settled
 from modicum.comparison.run_trials import RECIPE, RunTrials, outcome_of, recipe_digest
+from modicum.comparison.step_times import LEFT_OUT, ROUNDS, kept_step_seconds, step_seconds
 from modicum.comparison.study import RESULT
 from modicum.core.errors import DoesNotFit, InputError, Interrupted
 from modicum.recipe import Recipe
@@ -111,7 +113,25 @@ def test_of_a_stream_as_many_rows_are_looked_at_as_its_recipe_says(
 def test_of_a_run_that_never_began_the_last_words_are_said(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("modicum: warming\nmodicum: it is too large\n")
     outcome = outcome_of(tmp_path / "run", 3)
-    assert (outcome.status, outcome.message) == ("refused", "it is too large")
+    assert (outcome.status, outcome.message) == ("out_of_memory", "it is too large")
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "status", "message"),
+    [
+        (3, "modicum: does not fit 1 GB. Cheapest first:\n  - a: 1\nThe first:\n    a: 1\n",
+         "out_of_memory", "does not fit 1 GB. Cheapest first:"),
+        (2, "modicum: error: no such hub\nits last line\n", "refused", "no such hub"),
+        (2, "no name of ours\n", "refused", "no name of ours"),
+        (1, "modicum: rank 1 failed:\nKeyError: 7\n", "crashed", "KeyError: 7"),
+    ],
+)  # fmt: skip
+def test_of_a_refusal_the_line_that_it_begins_with_is_said(
+    tmp_path: Path, code: int, log: str, status: str, message: str
+) -> None:
+    (tmp_path / "run.log").write_text(log)
+    outcome = outcome_of(tmp_path / "run", code)
+    assert (outcome.status, outcome.message) == (status, message)
 
 
 def test_a_recipe_is_known_by_its_fields(recipe: Recipe) -> None:
@@ -249,6 +269,29 @@ def test_fewer_than_two_sides_end_with_what_is_wrong(recipe: Recipe, tmp_path: P
     with pytest.raises(InputError, match=r"adamw, sgd: .*no such folder") as caught:
         settled([str(file)], vary="optimizer=adamw,sgd", overrides=elsewhere)
     assert str(caught.value).count("no such folder") == 1
+
+
+def test_runs_that_are_timed_look_at_one_row(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, looked_at = QuickRuns(monkeypatch), []
+
+    def train(runs: RunTrials, run: Path, made: Recipe) -> int:
+        looked_at.append(made.evaluation.rows)
+        return quick(run, made)
+
+    monkeypatch.setattr(RunTrials, "_train", train)
+    assert step_seconds({"a": recipe}) == {"a": [[0.5] * (STEPS - LEFT_OUT)] * ROUNDS}
+    assert looked_at == [1] * ROUNDS
+
+
+def test_times_of_no_update_are_not_kept(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = {"a": [[], []]}
+    monkeypatch.setattr("modicum.comparison.step_times.step_seconds", lambda *_: nothing)
+    assert kept_step_seconds(tmp_path, {"a": recipe}, lambda text: None) == nothing
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_seconds_are_measured_once_for_a_folder(

@@ -254,6 +254,29 @@ def test_a_trial_that_the_system_kills_is_said_and_run_again_when_asked(
     assert table(tmp_path / "killed") == table(tmp_path / "calm")
 
 
+@pytest.mark.parametrize(
+    ("code", "log", "status"),
+    [
+        (2, "modicum: hub:x/y: cannot be reached\n", "refused"),
+        (3, "modicum: does not fit 1 GB. Cheapest first:\n  - a: 1\n", "out_of_memory"),
+    ],
+)
+def test_what_is_refused_for_the_moment_is_run_again_when_asked(
+    made: dict[str, Path], quick: QuickRuns, tmp_path: Path, code: int, log: str, status: str
+) -> None:
+    ask: dict[str, Any] = {"vary": "optimizer=adamw,sgd", "trials": 1, "seeds": 2, "fresh": True}
+    quick.ends[2] = (code, log)
+    found = compare(str(made["new"]), tmp_path / "short", **ask)
+    (failed,) = [row.outcome for row in found.trials if row.outcome.status != "finished"]
+    assert (failed.status, failed.message) == (status, log.splitlines()[0].partition(": ")[2])
+    assert any(each.startswith("--retry runs again") for each in sentences(found))
+    often = len(quick.trained)
+    compare(str(made["new"]), tmp_path / "short", retry=True, **ask)
+    assert len(quick.trained) == often + 1
+    compare(str(made["new"]), tmp_path / "calm", **ask)
+    assert table(tmp_path / "short") == table(tmp_path / "calm")
+
+
 def test_another_comparison_is_refused_with_what_differs_said_once(
     made: dict[str, Path], quick: QuickRuns, tmp_path: Path
 ) -> None:

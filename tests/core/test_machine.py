@@ -7,18 +7,29 @@ import torch
 
 from modicum.core import machine as about
 from modicum.core.errors import InputError
-from modicum.core.machine import memory_bytes, pick_device, this_machine, versions
+from modicum.core.machine import memory_bytes, pick_device, this_machine, usable_cores, versions
 
 
 def test_the_record_of_this_machine_is_plausible_and_plain():
     machine = this_machine(torch.device("cpu"))
     record = json.loads(json.dumps(machine.as_json()))
     assert 0 < record["available_bytes"] <= record["memory_bytes"]
-    assert record["cores"] == torch.get_num_threads()
+    assert record["cores"] == usable_cores() >= 1
+    assert record["threads"] == torch.get_num_threads()
     assert 1e8 < record["flops"] < 1e15
     assert record["processor"]
     assert record["accelerator"] is None
     assert versions()["torch"] == torch.__version__
+
+
+def test_threads_are_no_cores():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(usable_cores() + 1)
+    try:
+        machine = this_machine(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    assert (machine.cores, machine.threads) == (usable_cores(), usable_cores() + 1)
 
 
 def test_pages_of_files_are_room_in_every_group_around_a_process(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -438,3 +440,12 @@ def test_figures_are_remembered_by_name_and_damaged_ones_measured_anew():
         file.write_text(damaged)
         assert remembered("one", lambda: [4]) == [4]
         assert json.loads(file.read_text())["one"] == [4]
+
+
+def test_where_the_disk_keeps_no_locks_each_process_measures_for_itself(folder, monkeypatch):
+    def refuses(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    assert machine_record(say=quiet).loaded_bytes == 7_000_000
+    assert asked(folder)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import modicum.proofs
 from modicum.core.contracts.catalog import MethodRecord, catalog, find
 from modicum.core.contracts.method import Against, ClaimVerdict, verdict_of
 from modicum.core.errors import InputError
+from modicum.core.machine import usable_cores
 from modicum.proofs import ProofRun, prove, write
 from modicum.proofs.proof import Criterion, Proof, against_of, claim_verdict_of, nothing_stands
 
@@ -119,6 +121,21 @@ def test_progress_and_criteria_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert told[1]["sentence"] == "something is trained"
     assert told[1]["passed"] is True
     assert prove("outer", plugins=[PLUGIN], null=True).verdict == "does not hold"
+
+
+def test_the_record_has_the_threads_that_the_proof_ran_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        proof = prove("outer", plugins=[PLUGIN])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert proof.machine["threads"] == 1
+    assert proof.machine["cores"] == usable_cores()
 
 
 def test_unknown_methods_and_methods_without_a_proof_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.trainer.folder import RunFolder
 from modicum.verify import Verification, verify_resume
+from modicum.verify.copies import begun_run
 from modicum.verify.stretch import Stretch, run_stretch
 
 PLUGIN = Path(__file__).parents[1] / "contracts" / "plugins" / "forgetful.py"
@@ -285,6 +287,17 @@ def test_processes_of_their_own_pass_and_say_once_what_is_wrong(spoilt: Path, mo
     assert cost.startswith("from a checkpoint of step 4")
     assert "the data has changed since this run began" in message
     assert not list(spoilt.glob(".stretch*"))
+
+
+def test_a_run_on_a_disk_that_keeps_no_locks_is_looked_at(
+    spoilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (spoilt / "lock").touch()
+    monkeypatch.setattr("fcntl.flock", refuses)
+    assert begun_run(spoilt).path == spoilt
 
 
 def test_a_run_in_use_is_refused(spoilt: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, get_args
+
+import torch
 
 from modicum.cli.tables import print_json, table
 from modicum.core.machine import this_machine
@@ -11,13 +14,22 @@ from modicum.core.machine.memory import resident_bytes
 from modicum.core.machine.record import MachineRecord, RecordPart, machine_record
 from modicum.core.units import format_bytes
 
+_PROCESSOR_ALONE = (
+    "this describes the processor, and not the CUDA device here; for that take a profile that "
+    "comes with modicum, or write one by hand: modicum plan RECIPE --machine FILE"
+)
+
 
 def show_machine(*, again: bool, as_json: bool) -> None:
     """Print this machine's record; measure first where there is none, or if it is asked for.
 
+    It is that of the processor, also where there is an accelerator, which is then said.
+
     Raises:
         ModicumError: it could not be measured.
     """
+    if torch.cuda.is_available():
+        print(_PROCESSOR_ALONE, file=sys.stderr)
     record, depends = machine_record(parts=get_args(RecordPart), again=again), depends_on()
     if as_json:
         found = {"record": record.figures(), "depends_on": depends, "file": str(record_file())}
@@ -47,8 +59,6 @@ def show_machine(*, again: bool, as_json: bool) -> None:
 
 def _profile(record: MachineRecord) -> dict[str, Any]:
     """This machine as `modicum plan --machine FILE` reads it on another one."""
-    import torch
-
     found = this_machine(torch.device("cpu"))
     in_half = record.efficiency_in(half=True) / record.efficiency
     return {

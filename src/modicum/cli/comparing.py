@@ -388,8 +388,9 @@ def sentences(found: Comparison) -> list[str]:
     for name, why in reasons.items():
         if why not in ("", FEW_SEEDS):
             said.append(f"{why}." if why.startswith(f"{name} ") else f"{name}: {why}.")
-    if any(row.outcome.status in ("crashed", "out_of_memory") for row in found.trials):
-        said.append("--retry runs again what crashed or ran out of memory.")
+    again = ("crashed", "out_of_memory", "refused")
+    if any(row.outcome.status in again for row in found.trials):
+        said.append("--retry runs again what crashed, ran out of memory or was refused.")
     for side in found.sides:
         said += [f"{side.name}: {note}." for note in side.notes]
     return said

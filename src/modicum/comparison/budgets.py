@@ -236,19 +236,24 @@ def steps_for(budget: SharedBudget, seconds: Sequence[Sequence[float]], warmup: 
         warmup: of these, in which the learning rate rises; there must be one after them.
 
     Raises:
-        InputError: it is not enough for these.
+        InputError: it is not enough for these, or none was timed.
 
     >>> steps_for(SharedBudget("seconds", 10), [[0.5, 0.5], [0.5]], 4)
     19
     """
-    step = median(value for times in seconds for value in times)
+    asked = f"seconds={budget.amount:g}"
+    timed = [value for times in seconds for value in times]
+    if not timed:
+        problem = "its updates could not be timed: its runs ended before there were enough"
+        raise InputError(problem, field="--budget", value=asked)
+    step = median(timed)
     steps = int(_SLACK * budget.amount / step)
     if steps <= warmup:
         needs = f", and the warm-up alone needs {warmup}" if warmup else ""
         raise InputError(
             f"an update takes {step:.2g} s, so this is enough for {steps} updates{needs}",
             field="--budget",
-            value=f"seconds={budget.amount:g}",
+            value=asked,
         )
     return steps
 

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from modicum import recipe_yaml
-from modicum.comparison.budgets import SharedBudget, Sized, set_in, sized, spent_of, steps_for
+from modicum.comparison.begun import BegunComparison
+from modicum.comparison.budgets import SharedBudget, Sized, spent_of, steps_for
 from modicum.comparison.comparison import Comparison
 from modicum.comparison.ray_executor import RayExecutor
 from modicum.comparison.run_trials import RECIPE, RunTrials, recipe_digest
 from modicum.comparison.shared_runs import SharedRuns
+from modicum.comparison.side_sizes import NO_LENGTH, small_enough, with_settings, within
 from modicum.comparison.sides import RecipeSide, planned, sides_of
 from modicum.comparison.space import Side
-from modicum.comparison.spaces import TunedRange, refuse_unknown, size_of, space_of
+from modicum.comparison.spaces import TunedRange, refuse_unknown, space_of
 from modicum.comparison.step_times import kept_step_seconds
 from modicum.comparison.study import Study
 from modicum.comparison.study_file import STUDY
-from modicum.comparison.tested_data import refuse_trained_test
+from modicum.comparison.tested_data import have_test, refuse_trained_tests
 from modicum.comparison.tuning import SearchSampler
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.core.files import write_text
 from modicum.core.machine import versions
 from modicum.core.progress import Listener
-from modicum.planner.planning import plan_anyway
 from modicum.trainer.rank_agreement import code
-
-_SMALLER = 64  # sizes that are tried below one that layers do not take
-_NO_LENGTH = {"training.steps": None, "training.epochs": None}
 
 
 @dataclass(frozen=True)
@@ -108,15 +106,18 @@ def settled(
     """
     limit = None if budget is None else SharedBudget.parse(budget)
     sides, fixed, found = [], {}, dict[str, Sized]()
+    begun = BegunComparison.of(folder)
     for side in sides_of(recipes, vary, overrides):
-        tell(f"planning {side.name}")
-        side, size = _small_enough(planned(side, ranks), ranks)
-        own, side, of_bytes = _within(side, limit, ranks)
+        stays = f"{side.name} stays out, as when this comparison began"
+        tell(stays if side.name in begun.refused else f"planning {side.name}")
+        side, size = small_enough(planned(begun.side(side), ranks), ranks)
+        own, side, of_bytes = within(side, limit, ranks, begun)
         own = {**size, **own}
         sides.append(side)
         fixed[side.name] = own
         found |= {} if of_bytes is None else {side.name: of_bytes}
     if limit is not None and limit.kind == "seconds":
+        have_test(sides)  # what is wrong is said before updates are timed
         sides, fixed = _timed(sides, limit, ranks, folder, tell)
     references = tuple(name for name, each in found.items() if each.reference)
     unequal = {name: each.unequal for name, each in found.items() if each.unequal}
@@ -152,59 +153,6 @@ def _refuse_pointless(found: Settled, budget: str | None) -> None:
     raise InputError(problem)
 
 
-def _small_enough(side: RecipeSide, ranks: int) -> tuple[RecipeSide, dict[str, Any]]:
-    """A side with a rank above what its layers take, at the largest that they do."""
-    path = side.refused_field or ""
-    section, _, field = path.partition(".")
-    if side.recipe is None or section != side.section:
-        return side, {}
-    record = side.recipe.methods()[section]
-    stated = {**record.defaults, **side.recipe.fields(section)}.get(field)
-    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 2:
-        return side, {}
-    for rank in range(stated - 1, max(0, stated - _SMALLER), -1):
-        own = {path: rank}
-        made = _settled(replace(side, refused=None, refused_field=None), own, ranks)
-        if made.refused is None:
-            return made, own
-    return side, {}
-
-
-def _within(
-    side: RecipeSide, limit: SharedBudget | None, ranks: int
-) -> tuple[dict[str, Any], RecipeSide, Sized | None]:
-    """What a budget settles of a side, the side with its plan, and how large one in bytes made it.
-
-    None where the budget is in something else, or the side does not take part.
-    """
-    if side.plan is None or side.recipe is None or limit is None or limit.kind == "seconds":
-        return {}, side, None
-    found = None
-    if limit.kind == "tokens":
-        own: dict[str, Any] = {**_NO_LENGTH, "training.tokens": round(limit.amount)}
-    else:
-        path, values = size_of(side)
-        try:
-            found = sized(
-                side.recipe, limit, path, values, lambda each: plan_anyway(each, ranks=ranks)[0]
-            )
-        except DoesNotFit as error:
-            return {}, replace(side, plan=None, refused=str(error), fits=False), None
-        except InputError as error:
-            return {}, replace(side, plan=None, refused=str(error)), None
-        own = dict(found.settings)
-    return own, _settled(side, own, ranks), found
-
-
-def _settled(side: RecipeSide, own: Mapping[str, Any], ranks: int = 1) -> RecipeSide:
-    """The side with settings in its recipe, and its plan."""
-    assert side.recipe is not None
-    try:
-        return planned(replace(side, recipe=set_in(side.recipe, own)), ranks)
-    except InputError as error:
-        return replace(side, plan=None, refused=str(error))
-
-
 def _timed(
     sides: Sequence[RecipeSide],
     limit: SharedBudget,
@@ -225,8 +173,8 @@ def _timed(
             except InputError as error:
                 problem = f"{side.name}: {error.problem}"
                 raise InputError(problem, field=error.field, value=error.value) from None
-            own = {**_NO_LENGTH, "training.tokens": None, "training.steps": steps}
-            side = _settled(side, own, ranks)
+            own = {**NO_LENGTH, "training.tokens": None, "training.steps": steps}
+            side = with_settings(side, own, ranks)
         timed.append(side)
         fixed[side.name] = own
     return timed, fixed
@@ -273,7 +221,7 @@ def compare(
         on: `ray`: trials run on a cluster of Ray, all machines of which see the folder.
         fresh: train also what another comparison has trained alike, whose losses and bytes would be
             taken; where seconds are the budget, nothing is.
-        retry: run trials again that crashed or ran out of memory.
+        retry: run trials again that crashed, ran out of memory or were refused.
         progress: is called with events.
 
     Raises:
@@ -352,12 +300,11 @@ def run_settled(
         space = spaces[side.name]
         sides.append(Side(side.name, space, {RECIPE: recipe_digest(recipes[side.name])}))
     first = next(iter(recipes.values()))
-    task = next(side.plan.task for side in asked.sides if side.name in recipes and side.plan)
-    tested = task.has_test(first)
+    tested = have_test(asked.taking_part)
     runs = RunTrials(folder, recipes, parallel, ranks, tested=tested)
     trial = SharedRuns(runs, fresh=fresh or timed)
     if tested and not (folder / STUDY).exists():
-        refuse_trained_test(next(side.plan for side in asked.taking_part if side.plan))
+        refuse_trained_tests([side.plan for side in asked.taking_part if side.plan is not None])
     given = {
         "recipes": {name: recipe.plain() for name, recipe in recipes.items()},
         "budget": None if asked.budget is None else asked.budget.said,

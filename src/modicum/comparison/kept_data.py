@@ -53,10 +53,15 @@ class KeptData:
         remove(self.folder)
 
     def _of(self, recipe: Recipe) -> Path:
-        plain = recipe.plain()
-        asked = [plain.get("data"), plain.get("task"), plain.get("model"), recipe.training.seed]
-        text = json.dumps(asked, sort_keys=True, default=str)
-        return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self.folder / way_to_prepare(recipe)
+
+
+def way_to_prepare(recipe: Recipe) -> str:
+    """A name for how a recipe's data is prepared: recipes that prepare it alike have the same."""
+    plain = recipe.plain()
+    asked = [plain.get("data"), plain.get("task"), plain.get("model"), recipe.training.seed]
+    text = json.dumps(asked, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _linked(source: str, target: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from modicum import recipe_yaml
 from modicum.comparison.budgets import set_in
@@ -37,6 +37,7 @@ _WARMUP = "training.warmup_fraction"  # instead of the other two
 _NEVER = 10**9  # steps between evaluations: before the first update and after the last alone
 _LARGE = ("checkpoints", "model", "adapter", "compressed", "data", "tokenizer", "base")
 _GRACE = 60.0  # seconds in which a run that is asked to stop may save its state
+_OURS = "modicum: "  # what an error begins with, where the command says it
 
 
 @dataclass
@@ -49,6 +50,7 @@ class RunTrials:
         parallel: how many run at once; they share the cores.
         ranks: of each run.
         tested: whether a run that judges reads the test part of its data.
+        rows: of the validation data that are looked at; `all`: what a trial is judged by.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class RunTrials:
     parallel: int = 1
     ranks: int = 1
     tested: bool = False
+    rows: int | Literal["all"] = "all"
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False)
     _stopped: bool = field(default=False, repr=False)
@@ -100,12 +103,13 @@ class RunTrials:
     def recipe(self, side: str, settings: Settings, seed: int, part: TrialPart) -> Recipe:
         """What is trained: the side's recipe with these settings, judged after its last update.
 
-        All rows of the validation data are looked at, and the last weights are what counts: an
-        earlier and better evaluation would be one that was chosen by what it is judged with.
+        All rows of the validation data are looked at unless `rows` says otherwise, and the last
+        weights are what counts: an earlier and better evaluation would be one that was chosen by
+        what it is judged with.
         """
         fixed: dict[str, Any] = {
             "training.seed": seed,
-            "evaluation.rows": "all",
+            "evaluation.rows": self.rows,
             "evaluation.every": _NEVER,
             "evaluation.keep_best": False,
             "evaluation.patience": None,
@@ -115,7 +119,7 @@ class RunTrials:
             "tracking.to": [],
         }
         made = self.settled(side, settings)
-        if made.data.streaming and made.data.validation_path is None:
+        if self.rows == "all" and made.data.streaming and made.data.validation_path is None:
             del fixed["evaluation.rows"]  # nobody reads a stream in full
         return set_in(made, fixed)
 
@@ -229,9 +233,9 @@ def outcome_of(run: Path, code: int) -> Outcome:
         status: Status = "refused" if code == InputError.exit_code else "crashed"
         if record.get("failed_by") == TrainingDiverged.__name__:
             status = "diverged"
-        elif code == DoesNotFit.exit_code:
-            status = "out_of_memory" if record.get("steps") is not None else "refused"
-        said = record.get("error") or _last_line(run)
+        elif code == DoesNotFit.exit_code:  # also before its first step: with what is free by then
+            status = "out_of_memory"
+        said = record.get("error") or _last_words(run, code)
         if not said:  # a refusal gives a reason
             return Outcome("crashed", folder=str(run), message="it ended without a word")
         return Outcome(status, folder=str(run), message=said)
@@ -281,9 +285,15 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _last_line(run: Path) -> str:
-    """What the process said last; empty: nothing."""
+def _last_words(run: Path, code: int) -> str:
+    """What the process said last; empty: nothing.
+
+    A refusal may be of many lines, of which the first says what is wrong.
+    """
     with suppress(OSError, IndexError):
         text = run.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
-        return text.strip().splitlines()[-1].removeprefix("modicum: ").removeprefix("error: ")
+        lines = text.strip().splitlines()
+        if code in (InputError.exit_code, DoesNotFit.exit_code):
+            lines = [line for line in lines if line.startswith(_OURS)] or lines
+        return lines[-1].removeprefix(_OURS).removeprefix("error: ")
     return ""

@@ -35,6 +35,7 @@ class RecipeSide:
         refused: why it does not take part, in a sentence.
         refused_field: the field of its recipe that is at fault, where that is known.
         fits: False where it is refused because it is too large.
+        began: whether it took part when the comparison began, so that it does now, fit or not.
     """
 
     name: str
@@ -45,17 +46,21 @@ class RecipeSide:
     refused: str | None = None
     refused_field: str | None = None
     fits: bool = True
+    began: bool = False
 
 
 def planned(side: RecipeSide, ranks: int = 1) -> RecipeSide:
     """The side with its plan, or with the reason why it has none."""
     from modicum.planner import plan
+    from modicum.planner.planning import plan_anyway
 
-    if side.recipe is None:
+    if side.recipe is None or side.refused is not None:
         return side
     try:
         return replace(side, plan=plan(side.recipe, ranks=ranks))
     except DoesNotFit as error:
+        if side.began:  # whether there is room when its turn comes, its runs find themselves
+            return replace(side, plan=plan_anyway(side.recipe, ranks=ranks)[0])
         return replace(side, refused=str(error), fits=False)
     except InputError as error:
         return replace(side, refused=str(error), refused_field=error.field)

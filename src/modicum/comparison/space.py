@@ -201,6 +201,6 @@ class Side:
     def to_json(self) -> dict[str, Any]:
         """What the side is, as JSON values."""
         space = {name: dimension.to_json() for name, dimension in self.dimensions.items()}
-        return {"space": space, "fixed": dict(self.fixed)} | (
-            {"refusal": self.refusal} if self.refusal else {}
-        )
+        # Why it is refused may be the free memory of a moment: no part of what is compared.
+        refused = {"refused": True} if self.refusal else {}
+        return {"space": space, "fixed": dict(self.fixed), **refused}

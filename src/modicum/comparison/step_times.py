@@ -41,8 +41,10 @@ def kept_step_seconds(
         if known == asked:
             return found
     seconds = step_seconds(recipes, tell, ranks)
-    # Those of another comparison stay: it is refused that this one takes its folder.
-    if file is not None and not file.exists():
+    # Those of another comparison stay: it is refused that this one takes its folder. Of a side
+    # without times nothing is kept: its recipe has to change.
+    timed = all(any(times) for times in seconds.values())
+    if timed and file is not None and not file.exists():
         with disk_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {**asked, "seconds": seconds})
@@ -64,9 +66,9 @@ def step_seconds(
     """
     found: dict[str, list[list[float]]] = {name: [] for name in recipes}
     with tempfile.TemporaryDirectory(prefix="modicum-times-") as folder:
-        trial = RunTrials(Path(folder), recipes, ranks=ranks)
+        trial = RunTrials(Path(folder), recipes, ranks=ranks, rows=1)  # updates are what is timed
         short = {"training.steps": STEPS, "training.epochs": None, "training.tokens": None,
-                 "evaluation.rows": 1, "training.warmup_steps": 0}  # fmt: skip
+                 "training.warmup_steps": 0}  # fmt: skip
         for turn in range(ROUNDS):
             for name in recipes:
                 tell(f"timing {name}, {turn + 1} of {ROUNDS}")

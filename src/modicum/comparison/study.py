@@ -43,7 +43,8 @@ class Study:
 
     Args:
         folder: where everything is kept; a study that is there is resumed.
-        sides: two or more that differ. One with a `refusal` is reported, not tried.
+        sides: two or more that differ. One with a `refusal` is reported, not tried; for which
+            reason is no part of what is compared.
         trial: trains; it is all that the study knows of training.
         trials: of tuning on each side, its defaults first; a third of them repeats the leading
             settings from other seeds. May grow on a folder that is there.
@@ -138,7 +139,7 @@ class Study:
         Args:
             progress: called with events: `begun`, `trial`, `widened`, `frozen`, `judged`,
                 `damaged`.
-            retry: run trials anew that crashed or ran out of memory.
+            retry: run trials anew that crashed, ran out of memory or were refused.
 
         Raises:
             InputError: the folder holds another study, is in use, or cannot be written.
@@ -177,9 +178,11 @@ class Study:
         Raises:
             InputError: what is there is of another study.
         """
-        if self._file.begin(self.identity, self._lengths):
+        refused = {side.name: side.refusal for side in self.sides if side.refusal}
+        if self._file.begin(self.identity, self._lengths, refused):
             report({"event": "damaged", "file": str(self._file.path)})
-        again: tuple[Status, ...] = ("crashed", "out_of_memory") if retry else ()
+        # A refusal may be of the moment too: no room, no network, a folder that takes no files.
+        again: tuple[Status, ...] = ("crashed", "out_of_memory", "refused") if retry else ()
         records = TrialRecords(self.folder)
         records.read(but=again)
         for damaged in records.damaged:

@@ -1,13 +1,52 @@
-"""Whether a test can say anything: what it holds must not be trained on."""
+"""Whether a test can say anything: all sides have one, and what it holds is not trained on."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from modicum.comparison.kept_data import way_to_prepare
+from modicum.comparison.sides import RecipeSide
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.planner import Plan
+
+
+def have_test(sides: Sequence[RecipeSide]) -> bool:
+    """Whether the sides with a plan hold data out for a test: all of them, or none.
+
+    Raises:
+        InputError: some do and others do not, so that their tests could not be compared.
+    """
+    tested = {
+        side.name: side.plan.task.has_test(side.recipe)
+        for side in sides
+        if side.plan is not None and side.recipe is not None
+    }
+    found = set(tested.values())
+    if len(found) > 1:
+        have, lack = (
+            ", ".join(name for name, has in tested.items() if has is wanted)
+            for wanted in (True, False)
+        )
+        raise InputError(
+            f"some sides hold data out for a test ({have}) and others do not ({lack}), so their "
+            "tests could not be compared; give all of them a test, or none"
+        )
+    return True in found
+
+
+def refuse_trained_tests(plans: Sequence[Plan]) -> None:
+    """Refuse a test of any of these plans that holds what is trained on there.
+
+    Data that several of them prepare alike is looked at once.
+
+    Raises:
+        InputError: there is such a test; or something is wrong with the data.
+    """
+    for plan in {way_to_prepare(plan.recipe): plan for plan in plans}.values():
+        refuse_trained_test(plan)
 
 
 def refuse_trained_test(plan: Plan) -> None:

@@ -76,6 +76,7 @@ class Profile(BaseModel):
         return Machine(
             processor=self.name,
             cores=1,
+            threads=1,
             memory_bytes=self.memory,
             available_bytes=max(0, self.memory - self.base),
             accelerator=self.name if self.device == "cuda" else None,

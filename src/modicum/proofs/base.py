@@ -287,7 +287,7 @@ def prove(
         listener(pace_event(record.name, mode, pace))
     with _quiet_and_single_threaded():
         experiment(run)
-    proof = run.conclude()
+        proof = run.conclude()  # the record says with how many threads it ran
     remember_pace(record.name, mode, null=null, pace=run.pace)
     return proof
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modicum.verify.findings import Wanting
@@ -17,6 +18,7 @@ from modicum.verify.traces import StepTrace
 
 Line = Mapping[str, Any]
 SAME = "as in the uninterrupted run"
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
 def first_differences(
@@ -89,7 +91,10 @@ def relative(one: Any, two: Any) -> float:
 
 
 def tensor_distance(one: Tensor, two: Tensor) -> float:
-    """The norm of the difference of two tensors over that of the first; infinite for other shapes.
+    """The norm of the difference of two tensors over that of the first.
+
+    Zero where their bits are equal, NaN included; infinite for other shapes or dtypes, and where
+    an element is not finite.
 
     >>> import torch
     >>> tensor_distance(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
@@ -97,9 +102,21 @@ def tensor_distance(one: Tensor, two: Tensor) -> float:
     """
     if one.shape != two.shape or one.dtype != two.dtype:
         return math.inf
+    if _same_bits(one, two):
+        return 0.0
     mine, theirs = one.double(), two.double()
     size, apart = float(mine.norm()), float((mine - theirs).norm())
+    if not (math.isfinite(size) and math.isfinite(apart)):
+        return math.inf
     return apart / size if size else (math.inf if apart else 0.0)
+
+
+def _same_bits(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same bits."""
+    if one.is_complex():
+        one, two = torch.view_as_real(one), torch.view_as_real(two)
+    bits = _INTEGERS[one.element_size()]
+    return torch.equal(one.view(bits), two.view(bits))
 
 
 def _apart(one: Any, two: Any) -> str:

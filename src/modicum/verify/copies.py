@@ -50,6 +50,8 @@ def begun_run(path: str | Path) -> RunFolder:
         except BlockingIOError:
             problem = "is in use, and changes meanwhile; stop it first, its state is saved then"
             raise InputError(problem, file=folder.path) from None
+        except OSError:  # the disk keeps no locks, so nobody holds one
+            pass
     return folder
 
 

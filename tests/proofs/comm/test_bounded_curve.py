@@ -10,7 +10,7 @@ from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.proofs.base import ProofRun
 from modicum.proofs.comm import bounded_curve
-from modicum.proofs.comm.links import burst_for
+from modicum.proofs.comm.links import NoLinks, burst_for
 from modicum.proofs.comm.step_bounds import World
 
 RATES, MESSAGE = {1.0: 2.5e6, 3.0: 1.0e6}, 200_000
@@ -45,6 +45,39 @@ def test_a_link_that_is_not_its_rate_is_refused(
         assert asked == [bounded_curve.COLD]
 
 
+ROW = {"bytes": 8, "calls": 1, "step": 1.0, "bound": 1.0}
+POINT = {"none": 1.0, "arms": {"dense_fp32": ROW, "powersgd": ROW}}
+
+
+def criteria(monkeypatch: pytest.MonkeyPatch, shaped: Any) -> list[str]:
+    """Sentences of a full proof on links of which the shaped ones are these, or an error."""
+
+    def on_shaped_links(world: World, rates: dict[float, float], *_: Any) -> Any:
+        if isinstance(shaped, Exception):
+            raise shaped
+        return dict.fromkeys(rates, shaped), {}
+
+    monkeypatch.setattr(bounded_curve, "on_a_pretended_link", lambda *_, **named: POINT)
+    monkeypatch.setattr(bounded_curve, "on_shaped_links", on_shaped_links)
+    run = ProofRun(find("powersgd"), null=False, full=True)
+    bounded_curve.over_its_bound(run, "powersgd", null="dense_fp32", null_is="dense sums")
+    return [each.sentence for each in run.conclude().criteria]
+
+
+def test_a_proof_says_which_links_were_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = "communication {} times computing{}: a step over its bound"
+    by_design = at.format(0.3, " (pretended link)")
+    shaped = [at.format(ratio, "") for ratio in (1, 3, 10)]
+    assert criteria(monkeypatch, POINT) == [by_design, *shaped]
+    pretended = [at.format(ratio, " (pretended link)") for ratio in (1, 3, 10)]
+    assert criteria(monkeypatch, NoLinks("no tc")) == [by_design, *pretended]
+
+
+def test_a_link_that_fails_is_not_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="rank 1 failed"):
+        criteria(monkeypatch, InputError("rank 1 failed"))
+
+
 @pytest.mark.ranks
 def test_a_full_proof_holds_steps_against_the_methods_own_bytes(
     monkeypatch: pytest.MonkeyPatch,
@@ -52,9 +85,9 @@ def test_a_full_proof_holds_steps_against_the_methods_own_bytes(
     """And in a null run dense sums against them, whose bytes take longer."""
 
     def no_ports(*given: Any, **named: Any) -> Any:
-        raise InputError("no ports here")
+        raise NoLinks("no ports here")
 
-    monkeypatch.setattr(bounded_curve, "shaped", no_ports)
+    monkeypatch.setattr(bounded_curve, "on_shaped_links", no_ports)
     world = World(ranks=2, layers=4, width=64, compute=0.05, rank=4, low_rank=4, steps=1, repeats=1)
     over = {}
     for null in (False, True):
@@ -67,5 +100,5 @@ def test_a_full_proof_holds_steps_against_the_methods_own_bytes(
         assert len(over[null]) == len(proof.criteria) == 4
         assert all(each.bar == 1.25 for each in proof.criteria)
         assert len(proof.figures) >= 4
-    at_ten = "communication 10 times computing: a step over its bound"
+    at_ten = "communication 10 times computing (pretended link): a step over its bound"
     assert over[True][at_ten] > 3 > over[False][at_ten] > 0.9

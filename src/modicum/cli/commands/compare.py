@@ -28,7 +28,10 @@ def compare(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder; compare/RECIPE where it is not given.")
+        Path | None,
+        typer.Option(
+            help="The folder; not given: in compare/, named after recipes, section and protocol."
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Settings to try on each side.")] = 12,
     seeds: Annotated[int, typer.Option(min=1, help="Fresh seeds that judge each side.")] = 5,
@@ -45,7 +48,11 @@ def compare(
     ] = "tpe",
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="SIDE", help="Compare with this side; not given: with the best."),
+        typer.Option(
+            metavar="SIDE",
+            help="Compare with this side; not given: with that of the least loss, and under "
+            "--protocol with the first.",
+        ),
     ] = None,
     parallel: Annotated[
         int, typer.Option(min=1, metavar="N", help="Runs at once; they share the cores.")
@@ -65,7 +72,8 @@ def compare(
         bool, typer.Option("--fresh", help="Train also what another comparison has trained alike.")
     ] = False,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Run again what crashed or ran out of memory.")
+        bool,
+        typer.Option("--retry", help="Run again what crashed, ran out of memory or was refused."),
     ] = False,
     ranks: RanksOption = None,
     set_: SetOption = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from contextlib import suppress
@@ -23,10 +24,16 @@ CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 @dataclass(frozen=True)
 class Machine:
-    """What plans and reports need to know of a machine; sizes in bytes, rates in FLOP/s."""
+    """What plans and reports need to know of a machine; sizes in bytes, rates in FLOP/s.
+
+    Args:
+        cores: that the process may use.
+        threads: that PyTorch computes with; `flops` is their rate.
+    """
 
     processor: str
     cores: int
+    threads: int
     memory_bytes: int
     available_bytes: int
     accelerator: str | None
@@ -44,13 +51,21 @@ def this_machine(device: torch.device) -> Machine:
     total, available = memory_bytes()
     return Machine(
         processor=processor(),
-        cores=torch.get_num_threads(),
+        cores=usable_cores(),
+        threads=torch.get_num_threads(),
         memory_bytes=total,
         available_bytes=available,
         accelerator=torch.cuda.get_device_name(device) if on_gpu else None,
         accelerator_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
         flops=_matrix_rate(device, 4096 if on_gpu else 512),
     )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def pick_device(wanted: str) -> torch.device:

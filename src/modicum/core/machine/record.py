@@ -267,7 +267,7 @@ def _turn(
 ) -> Iterator[Path]:
     """The record's file, while no other process measures or writes what this one does.
 
-    That it waits for another one is said.
+    That it waits for another one is said. Where the disk keeps no locks, nobody waits.
 
     Where the cache cannot be written, the file of this user's temporary folder.
     """
@@ -285,7 +285,10 @@ def _turn(
         except BlockingIOError:
             if say is not None:
                 say("Another process measures this machine; waiting for its figures.")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass
         yield file
 
 

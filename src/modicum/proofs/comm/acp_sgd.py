@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 from modicum.proofs.base import ProofRun, ratios
-from modicum.proofs.comm.bounded_curve import over_its_bound
+from modicum.proofs.comm.bounded_curve import at_ratio, over_its_bound
 from modicum.proofs.comm.powersgd import BENCH, LOW, RANKS
 from modicum.proofs.ranks import at_ranks
 
@@ -97,7 +97,7 @@ def steps_on_links(run: ProofRun) -> None:
     for ratio, point in points.items():
         theirs = point["arms"]["powersgd"]
         if theirs["wire"] >= FROM * point["none"]:
-            sentence = f"communication {ratio:g} times computing: times faster than PowerSGD"
+            sentence = f"{at_ratio(ratio, point)}: times faster than PowerSGD"
             run.at_least(sentence, theirs["step"] / point["arms"][label]["step"], FASTER)
 
 

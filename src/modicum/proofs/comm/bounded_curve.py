@@ -12,7 +12,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.proofs.base import ProofRun
-from modicum.proofs.comm.links import burst_for, shaped
+from modicum.proofs.comm.links import NoLinks, burst_for, shaped
 from modicum.proofs.comm.step_bounds import StepRow, World, WorldArms, break_even, judged_all
 from modicum.proofs.ranks import at_ranks
 
@@ -48,7 +48,8 @@ def on_shaped_links(
         What was found at each ratio, and by how much a cold message was off there.
 
     Raises:
-        InputError: links cannot be shaped here, or are not what they should be.
+        NoLinks: links cannot be shaped here.
+        InputError: they are not what they should be, or a rank failed.
     """
     said = [f"{round(rate * 8 / 1000)}kbit" for rate in rates.values()]
     bursts = [burst_for(rate, message) for rate in rates.values()]
@@ -82,7 +83,10 @@ def over_its_bound(
         rivals: arms that are timed as well.
 
     Returns:
-        What `judged_all` found at each ratio.
+        What `judged_all` found at each ratio, and whether the link was `pretended`.
+
+    Raises:
+        InputError: a link that was made is not what it should be, or a rank failed on it.
     """
     tells = run.contender(label, null=null, null_is=null_is)
     labels = list(dict.fromkeys(("none", DENSE, label, tells, *rivals)))
@@ -91,10 +95,9 @@ def over_its_bound(
     for ratio, point in points.items():
         arms = point["arms"]
         over = arms[tells]["step"] / arms[label]["bound"]
-        sentence = f"communication {ratio:g} times computing: a step over its bound"
-        run.at_most(sentence, over, BAR, part="check")
+        run.at_most(f"{at_ratio(ratio, point)}: a step over its bound", over, BAR, part="check")
         run.figure(
-            f"communication {ratio:g} times computing: seconds of a step, next to dense sums",
+            f"{at_ratio(ratio, point)}: seconds of a step, next to dense sums",
             method=arms[tells]["step"],
             baseline=arms[DENSE]["step"],
         )
@@ -105,18 +108,26 @@ def over_its_bound(
     return points
 
 
+def at_ratio(ratio: float, point: StepRow) -> str:
+    """How a criterion says at which ratio it is, and on what kind of link."""
+    kind = " (pretended link)" if point["pretended"] else ""
+    return f"communication {ratio:g} times computing{kind}"
+
+
 def _points(world: World, labels: Sequence[str]) -> dict[float, StepRow]:
-    """What was found at each ratio."""
+    """What was found at each ratio, and whether its link was `pretended`."""
     rates = {ratio: world.rate(ratio) for ratio in (*VIRTUAL_RATIOS, *RATIOS)}
     found = {r: on_a_pretended_link(world, rates[r], labels=labels) for r in VIRTUAL_RATIOS}
     rows = next(iter(found.values()))["arms"].values()
     message = int(min(row["bytes"] / row["calls"] for row in rows if row["calls"]))
     asked = {ratio: rates[ratio] for ratio in RATIOS}
     try:
-        found |= on_shaped_links(world, asked, message, labels)[0]
-    except InputError:
+        shaped_ones = on_shaped_links(world, asked, message, labels)[0]
+    except NoLinks:
+        shaped_ones = {}
         found |= {r: on_a_pretended_link(world, rate, labels=labels) for r, rate in asked.items()}
-    return found
+    made = {ratio: {**point, "pretended": False} for ratio, point in shaped_ones.items()}
+    return {ratio: {**point, "pretended": True} for ratio, point in found.items()} | made
 
 
 def _chosen(world: World, labels: Sequence[str]) -> WorldArms:

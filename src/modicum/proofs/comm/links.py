@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _LEAST_BURST = 3_200  # two full packets
 # rate by losing packets of it: where calls follow one another, a third of a slow link stood idle.
 _CONGESTION = ("cubic", "reno")
 _HEADERS = 66  # of a packet: Ethernet 14, IP 20, TCP 20 and its time stamps 12
+_FAILED = 7  # ends the process that made the links where what ran on them failed, and they did not
 _INSIDE = (
     "exec ip netns exec md$((RANK / {local})) "
     'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
@@ -44,6 +46,10 @@ _NAMED = (
     "sh -c 'hostname host-$((RANK / {local})); exec \"$@\"' sh "
     'env MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 "$@"'
 )
+
+
+class NoLinks(InputError):
+    """Links cannot be made or shaped here: a tool, a right or a part of the kernel is missing."""
 
 
 def shaped(
@@ -67,7 +73,8 @@ def shaped(
         seconds: after so long at one rate a rank is ended.
 
     Raises:
-        InputError: such a network cannot be made here, or a rank failed.
+        NoLinks: such a network cannot be made here.
+        InputError: a rank failed on it.
     """
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
@@ -82,8 +89,11 @@ def shaped(
         task.write_text(json.dumps(series), encoding="utf-8")
         command = f"exec {sys.executable} -m {__name__} {task} {result}"
         done = subprocess.run(apart(command), stderr=subprocess.PIPE, text=True, check=False)
+        said = done.stderr.strip()[-2000:]
+        if done.returncode == _FAILED or done.returncode < 0:
+            raise InputError(f"what ran on shaped links failed: {said}")
         if not result.exists():
-            raise InputError(f"links could not be shaped here: {done.stderr.strip()[-2000:]}")
+            raise NoLinks(f"links could not be shaped here: {said}")
         return list(json.loads(result.read_bytes()))
 
 
@@ -91,11 +101,11 @@ def apart(command: str) -> list[str]:
     """The words that run a shell's command where it may make network namespaces of its own.
 
     Raises:
-        InputError: a tool is missing.
+        NoLinks: a tool is missing.
     """
     missing = [name for name in ("unshare", "ip", "tc") if not shutil.which(name)]
     if missing:
-        raise InputError(
+        raise NoLinks(
             f"links are made and shaped by tools of which {', '.join(missing)} is not here"
         )
     inside = f"mount -t tmpfs none /run && mkdir /run/netns && {command}"
@@ -175,6 +185,7 @@ def _serve(task: Path, result: Path) -> None:
     series = json.loads(task.read_bytes())
     hosts = series["ranks"] // series["local"]
     make_hosts(hosts)
+    in_words("ip netns exec md0 true")  # where that is not allowed, no rank is at fault
     results = []
     for rate, burst, arguments in zip(
         series["rates"], series["bursts"], series["arguments"], strict=True
@@ -236,5 +247,9 @@ def in_words(command: str) -> None:
 if __name__ == "__main__":
     try:
         _serve(Path(sys.argv[1]), Path(sys.argv[2]))
-    except (RanksFailed, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
         sys.exit(str(error))
+    except Exception as error:
+        of_ranks = isinstance(error, RanksFailed)
+        print(error if of_ranks else traceback.format_exc(), file=sys.stderr)
+        sys.exit(_FAILED)

@@ -25,6 +25,7 @@ from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.bench.meters import BusyCores, in_turns
 from modicum.proofs.comm.links import sent
+from modicum.proofs.distances import worst
 
 Fields = Mapping[str, Any]
 TUNING = 56  # updates after which DeAR's tuner has chosen
@@ -291,5 +292,5 @@ def distance_from_ddp(
             if handle is not None and flush:
                 handle.flush()
             models.append(nn.utils.parameters_to_vector(model.parameters()).detach())
-        different = max(different, float((models[0] - models[1]).abs().max()))
+        different = worst((different, float((models[0] - models[1]).abs().max())))
     return different

@@ -22,6 +22,7 @@ from modicum.optim import AuON, Muon
 from modicum.optim.auon import AuonMode
 from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.meters import in_turns
+from modicum.proofs.distances import worst
 from modicum.proofs.optim.data_speed_up import ADAMW, AgainstAdamW, TunedArm
 from modicum.proofs.optim.text_bench import Plain
 
@@ -81,7 +82,7 @@ def as_the_authors(run: ProofRun) -> None:
             r = (brakes * gamma * x).cosh().square().mean().sqrt() + 1e-8
             update = (x if mode == "paper" else ahead) / r
             theirs = (1 - rate * decay) * theirs - rate * update
-        apart = max(apart, (weight.detach() - theirs).abs().max().item())
+        apart = worst((apart, (weight.detach() - theirs).abs().max().item()))
     words = "largest difference of a weight from the authors' after 20 steps"
     run.at_most(words, apart, 1e-8, part="check")
 

@@ -16,6 +16,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.proofs.contracts.base import NotApplicable
 from modicum.proofs.contracts.comm.subjects import CommSubject, comm_check
 from modicum.proofs.contracts.comm.two_ranks import on_two_ranks
+from modicum.proofs.distances import worst
 
 WIDTHS, UPDATES, NEAR = (37, 4000), 30, 0.25
 
@@ -107,7 +108,7 @@ def two_ranks(ranks: Ranks, value: Method) -> dict[str, Any]:
         for number, width in enumerate(WIDTHS):
             total = first.reduce_scatter(_gradients(ranks.rank, update, width), f"{number}")()
             expected = sum(_gradients(rank, update, width) for rank in range(ranks.size))
-            far = max(far, _distance(total, cast(Tensor, expected)[ranks.rank]))
+            far = worst((far, _distance(total, cast(Tensor, expected)[ranks.rank])))
             shards[number] += 1e-3 * total
             first.refresh(copies[number], shards[number], f"{number}")()
             apart = float((copies[number][ranks.rank] - shards[number]).norm()) / float(

@@ -32,6 +32,7 @@ from modicum.proofs.contracts.comm.subjects import (
 )
 from modicum.proofs.contracts.comm.two_ranks import RankFinding, on_two_ranks
 from modicum.proofs.contracts.transformers_loop import hugging_face_llama, train_under_transformers
+from modicum.proofs.distances import worst
 
 # Two buckets; what is small or has one dimension may travel as it is.
 BUCKETS: tuple[dict[str, tuple[int, ...]], ...] = (
@@ -161,7 +162,7 @@ def two_ranks(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
     totals, wanted, digests = NamedWeights(), NamedWeights(), list[float]()
     for update in range(UPDATES):
         sums, apart = _update(first, ranks, update)
-        rows = max(rows, apart)
+        rows = worst((rows, apart))
         for name, total in sums.items():
             totals[name] = totals.get(name, torch.zeros_like(total)) + total
             digests.append(float(total.double().sum()))
@@ -178,7 +179,7 @@ def two_ranks(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
     nexts = [_update(each, ranks, UPDATES)[0] for each in (first, second)]
     return {
         "rows": rows,
-        "far": max(_distance(totals[name], wanted[name]) for name in totals),
+        "far": worst(_distance(totals[name], wanted[name]) for name in totals),
         "digests": digests,
         "sent": sent[0],
         "calls": sent[1],
@@ -218,7 +219,8 @@ def _update(
         for name, total in each.land().items():
             assert total is not None, f"there is no sum of {name}"
             sums[name] = total.full().clone()
-            apart = max(apart, float((total.rows(1, 3) - sums[name][1:3]).abs().max()))
+            off = float((total.rows(1, 3) - sums[name][1:3]).abs().max())
+            apart = worst((apart, off))
     if spoil:
         bound.discard()
     else:
@@ -267,7 +269,7 @@ def _regrouped(bound: MatrixExchange, ranks: Ranks) -> float:
             everybody = ranks.gather_tensor(flat)
             taken = view.regroup([{name: each} for each in everybody * 3])[name]
             wanted = 3 * torch.stack(everybody).double().sum(0) / ranks.size
-            off = max(off, _distance(taken.double(), wanted))
+            off = worst((off, _distance(taken.double(), wanted)))
     return off
 
 

@@ -15,6 +15,7 @@ from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import whole
 from modicum.proofs.contracts.base import NotApplicable, check
+from modicum.proofs.distances import worst
 
 CommSubject = type[Method] | Method
 
@@ -76,8 +77,8 @@ def weights(model: nn.Module) -> NamedWeights:
 
 
 def furthest(one: NamedWeights, other: NamedWeights) -> float:
-    """The largest difference of an element."""
-    return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
+    """The largest difference of an element; infinite where one is not finite."""
+    return worst(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
 
 def plain(steps: int = STEPS) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -109,7 +110,7 @@ def two_ranks(ranks: Ranks, value: Schedule) -> dict[str, Any]:
     digests = ranks.gather({name: float(w.double().sum()) for name, w in ours.items()})
     return {
         "distance": furthest(ours, theirs),
-        "losses": max(abs(a - b) for a, b in zip(losses, their_losses, strict=True)),
+        "losses": worst(abs(a - b) for a, b in zip(losses, their_losses, strict=True)),
         "alike": all(digest == digests[0] for digest in digests),
         "sent": dict(meter.bytes),
         "calls": dict(meter.calls),
