@@ -277,11 +277,11 @@ def models_page() -> str:
         "whether logits depend on later tokens, which is refused, and what keeps documents of "
         "a row apart.",
         "",
-        "`model.path: hub:OWNER/NAME,revision=REVISION` is a model of the Hugging Face hub, in the "
-        "hub's own cache. A plan downloads config.json and the tokenizer, a run safetensors too, "
-        "and never pickled weights; rank 0 downloads, the others wait. The run stays with the "
-        "commit that it began with. With `HF_HUB_OFFLINE=1`, or without network, the cache is "
-        "used.",
+        "`model.path: hub:OWNER/NAME,revision=REVISION` is a model of the Hugging Face hub "
+        "(`pip install 'modicum[hf]'`), in the hub's own cache. A plan downloads config.json and "
+        "the tokenizer, a run safetensors too, and never pickled weights; rank 0 downloads, the "
+        "others wait. The run stays with the commit that it began with. With `HF_HUB_OFFLINE=1`, "
+        "or without network, the cache is used.",
         "",
         "Code in a model's folder (`auto_map` in config.json) is not run, unless the recipe has "
         "`model.trust_remote_code: true` (`--trust-remote-code` of `modicum chat` and `modicum "

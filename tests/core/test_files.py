@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,41 @@ def test_a_process_that_dies_leaves_the_old_folder_or_the_new(tmp_path):
         assert contents(target) == {"inner/a": "one" if at < 6 else "two"}
         publish(target, "three")
         assert contents(target.parent) == {"x/inner/a": "three"}
+
+
+def test_half_of_an_old_folder_is_never_put_back(tmp_path, monkeypatch):
+    publish(tmp_path / "x", "one")
+    with monkeypatch.context() as patched:  # as if the process died before it removed anything
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        publish(tmp_path / "x", "two")
+    (tmp_path / "x").rename(tmp_path / "elsewhere")
+    with pytest.raises(KeyError):
+        fail(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    publish(tmp_path / "x", "three")
+    assert contents(tmp_path) == {"elsewhere/inner/a": "two", "x/inner/a": "three"}
+
+
+def test_a_folder_is_published_where_a_link_leads(tmp_path):
+    publish(tmp_path / "real", "one")
+    (tmp_path / "link").symlink_to("real")
+    publish(tmp_path / "link", "two")
+    assert (tmp_path / "link").is_symlink()
+    assert contents(tmp_path / "real") == {"inner/a": "two"}
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "real"}
+
+
+def test_a_file_and_the_folder_that_the_process_runs_in_are_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="a folder is needed, and this is a file"):
+        publish(tmp_path / "file", "one")
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "x" / "y")
+    for target in (Path("."), Path(".."), tmp_path / "x"):
+        with pytest.raises(InputError, match="this process runs in the folder"):
+            publish(target, "one")
+    publish(Path("new"), "one")
+    assert contents(tmp_path) == {"file": "mine", "x/y/new/inner/a": "one"}
 
 
 def failing(path: Path, number: int) -> None:

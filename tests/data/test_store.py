@@ -174,6 +174,17 @@ def test_an_error_halfway_keeps_the_old_cache(tokenizer, tmp_path):
     assert prepare(source, tokenizer, tmp_path / "cache", model_vocabulary=300).reused
 
 
+def test_a_folder_with_other_files_is_left_alone(tokenizer, tmp_path):
+    source = rows(tmp_path)
+    with pytest.raises(InputError, match="holds other files too"):
+        prepare(source, tokenizer, tmp_path, model_vocabulary=300)
+    assert rows_file(tmp_path).is_file()
+    for name in ("rows-train", ".rows-train.part"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    prepare(source, tokenizer, tmp_path / "cache", model_vocabulary=300)
+    assert not (tmp_path / "cache" / "rows-train").exists()
+
+
 def test_validation_documents_are_drawn_by_number_and_seed(tokenizer, tmp_path):
     source = rows(tmp_path)
 

@@ -13,7 +13,7 @@ from modicum.adapters import native_files, peft_files, peft_formats
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.folding import Folding, folded
 from modicum.core.errors import InputError
-from modicum.core.files import located
+from modicum.core.files import check_replaced, located
 from modicum.core.layers.full_model import FullModel, full_model_of
 from modicum.core.weight_digests import BASE_WEIGHTS
 
@@ -53,7 +53,7 @@ def save(
         problem = "the adapter is on the meta device, where tensors have no values; initialise it"
         raise InputError(problem, value=attached.name)
     target = Path(os.path.abspath(folder))  # `.` has no name that another could be put next to
-    _check_replaced(target)
+    check_replaced(target, "adapter", _others)
     base_model = located(base_model)
     folding = None
     if rank is not None:
@@ -77,29 +77,6 @@ def save(
     return folding
 
 
-def _check_replaced(folder: Path) -> None:
-    """Make sure that nothing is lost but an adapter where a folder is replaced.
-
-    Every rank calls this, so that none waits for one that has refused.
-
-    Raises:
-        InputError: it is a file, holds something else, or is the one that this process runs in.
-    """
-    try:
-        found = {entry.name for entry in folder.iterdir()}
-        here = folder.samefile(os.curdir)
-    except FileNotFoundError:  # or just moved away by the rank that writes
-        return
-    except NotADirectoryError:
-        problem = "this is a file, and an adapter is a folder; give a new one"
-        raise InputError(problem, file=folder) from None
-    others = found - _FILES - ({_CARD} if found & _CONFIGS else set())
-    if others:
-        raise InputError(
-            "this folder holds other files too, which the adapter's would replace; give a new one",
-            file=folder,
-            value=min(others),
-        )
-    if here:
-        problem = "this process runs in the folder, which would be replaced; give a new one"
-        raise InputError(problem, file=folder)
+def _others(found: set[str]) -> set[str]:
+    """Of the names in a folder, those that are not of an adapter."""
+    return found - _FILES - ({_CARD} if found & _CONFIGS else set())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ JsonObject = dict[str, Any]
 DISK_IS_FULL = "the disk is full"  # as the message begins
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+_A_FILE = "a folder is needed, and this is a file; give a new one"
+_RUN_IN = "this process runs in the folder, which would be replaced; give a new one"
 
 
 @contextmanager
@@ -189,18 +193,20 @@ def publish_file(target: Path) -> Iterator[Path]:
 def publish_folder(target: Path) -> Iterator[Path]:
     """Fill a hidden folder next to `target`; when the block ends well it becomes `target`.
 
-    A block that raises, or a process that dies in it, leaves `target` as it was. A process that
-    dies in the instant in which an old folder makes room leaves it under its hidden name, and the
-    next publication puts it back before it begins.
+    Of a link, it becomes the folder that the link names. A block that raises, or a process that
+    dies in it, leaves `target` as it was. A process that dies in the instant in which an old folder
+    makes room leaves it under its hidden name, and the next publication puts it back before it
+    begins.
 
     Raises:
-        InputError: the disk is full or cannot be written.
+        InputError: the disk is full or cannot be written; a file is there, or the folder that this
+            process runs in.
     """
-    temporary = target.with_name(f".{target.name}.part")
-    old = target.with_name(f".{target.name}.old")
     with disk_errors(target):
-        if old.exists() and not target.exists():
-            os.replace(old, target)
+        place = _place(target)
+        temporary, old = place.with_name(f".{place.name}.part"), _old(place)
+        if old.exists() and not place.exists():
+            os.replace(old, place)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
@@ -212,14 +218,81 @@ def publish_folder(target: Path) -> Iterator[Path]:
                     entry.chmod(stat.S_IMODE(entry.stat().st_mode) | mode)
                 sync(entry)
             sync(temporary)
-            shutil.rmtree(old, ignore_errors=True)
-            if target.exists():
-                os.replace(target, old)
-            os.replace(temporary, target)
-            sync(target.parent)
-            shutil.rmtree(old, ignore_errors=True)
+            _remove_old(place)
+            if place.exists():
+                os.replace(place, old)
+            os.replace(temporary, place)
+            sync(place.parent)
+            _remove_old(place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaced(folder: Path, what: str, others: Callable[[set[str]], Collection[str]]) -> None:
+    """Make sure that nothing is lost but what is our own where a folder is replaced.
+
+    Every rank calls this, so that none waits for one that has refused.
+
+    Args:
+        what: a word for what is written, in the error: adapter, model.
+        others: of the names in the folder, those that are not of such a one.
+
+    Raises:
+        InputError: it is a file, holds something else, or is the one that this process runs in.
+    """
+    with disk_errors(folder):
+        try:
+            lost = others(set(os.listdir(folder)))
+            here = _is_run_in(Path(os.path.realpath(folder)))
+        except FileNotFoundError:  # or just moved away by the rank that writes
+            return
+        except NotADirectoryError:
+            raise InputError(_A_FILE, file=folder) from None
+    if lost:
+        problem = f"this folder holds other files too, which the {what}'s would replace"
+        raise InputError(f"{problem}; give a new one", file=folder, value=min(lost))
+    if here:
+        raise InputError(_RUN_IN, file=folder)
+
+
+def _place(target: Path) -> Path:
+    """Where a folder is published: `.` by its name, and of a link the folder that it names.
+
+    Raises:
+        InputError: a file is there, or the folder that this process runs in.
+    """
+    place = Path(os.path.realpath(target))
+    if os.path.lexists(place) and not place.is_dir():
+        raise InputError(_A_FILE, file=target)
+    if _is_run_in(place):
+        raise InputError(_RUN_IN, file=target)
+    return place
+
+
+def _is_run_in(place: Path) -> bool:
+    """Whether this process runs in a folder, or in one inside of it."""
+    try:
+        here = Path(os.getcwd())
+    except OSError:  # it was removed
+        return False
+    return place in (here, *here.parents)
+
+
+def _old(place: Path) -> Path:
+    """Where the folder at a place is while the next one comes there."""
+    return place.with_name(f".{place.name}.old")
+
+
+def _remove_old(place: Path) -> None:
+    """Remove what made room for a folder, under a name from which nothing is put back.
+
+    So half of it, where a process dies meanwhile, is never taken for a folder that was published.
+    """
+    gone = f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}.gone"
+    with suppress(FileNotFoundError):
+        _old(place).rename(place.with_name(gone))
+    for left in place.parent.glob(f".{glob.escape(place.name)}.*.gone"):
+        remove(left)
 
 
 def file_digest(path: Path) -> str:

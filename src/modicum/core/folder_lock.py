@@ -24,7 +24,8 @@ def locked_folder(path: Path, what: str) -> Iterator[None]:
         what: the folder is of, in the error's sentence: a run, a comparison.
 
     Raises:
-        InputError: another process holds it, or it cannot be made or written.
+        InputError: another process holds it, it cannot be made or written, or its disk keeps no
+            locks.
     """
     with ExitStack() as stack:
         with disk_errors(path):
@@ -43,7 +44,13 @@ def locked_folder(path: Path, what: str) -> Iterator[None]:
                 f"this {what} is in use by {holder}; wait for it, stop it, or give another --out",
                 file=path,
             ) from None
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()}")
-        handle.flush()
+        except OSError as error:
+            raise InputError(
+                f"this disk keeps no locks ({error.strerror}), so two processes could write here "
+                "at once; give an --out on another disk",
+                file=path,
+            ) from error
+        with disk_errors(path):  # not through the file's buffer, whose end would fail once more
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), f"process {os.getpid()}".encode())
         yield

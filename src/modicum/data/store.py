@@ -10,13 +10,14 @@ appears by one rename, so a death at any moment leaves the old one, or none. Imp
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from modicum.core.files import file_digest, publish_folder, write_json
+from modicum.core.files import check_replaced, file_digest, publish_folder, write_json
 from modicum.core.progress import CountProgress
 from modicum.data.document_writer import DocumentWriter
 from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION, Draw
@@ -26,6 +27,11 @@ from modicum.data.tokenizer import Tokenizer
 
 _FORMAT = 3
 _NOTHING = Draw()
+# What a folder of tokens has, also the rows that are packed of them, and what a death leaves.
+_OURS = re.compile(
+    r"(tokens|trained|train|validation|test)\.bin|manifest\.json|rows-\w+|\d+"
+    r"|\.(rows-\w+|\d+)\..+"
+)
 
 
 def prepare(
@@ -42,7 +48,7 @@ def prepare(
 ) -> Prepared:
     """Tokenize all of `source` into `folder`, or find that this was done before.
 
-    Whatever `folder` held is replaced. `progress` is called with bytes done and in all.
+    Prepared data that `folder` held is replaced. `progress` is called with bytes done and in all.
 
     Args:
         others: data of their own for `validation` and `test`.
@@ -52,7 +58,8 @@ def prepare(
 
     Raises:
         InputError: anything that a source says; a token id that the model has no row for; an
-            example that is too long; too few documents to hold one out; a full disk.
+            example that is too long; too few documents to hold one out; a full disk; a folder that
+            holds other files.
     """
     sources, draw = {TRAIN: source, **(others or {})}, draw.without(others or ())
     made_from = _made_from(sources, draw) | {
@@ -63,6 +70,7 @@ def prepare(
     }
     if (known := checked(folder, made_from)) is not None:
         return known
+    check_replaced(folder, "data", _others)
     total = sum(each.total_bytes for each in sources.values())
     examples = {part: not sources.get(part, source).continuous for part in PARTS}
     with publish_folder(folder) as temporary:
@@ -102,6 +110,11 @@ def prepare(
     if progress is not None:
         progress(total, total)
     return described(folder, manifest, reused=False)
+
+
+def _others(found: set[str]) -> set[str]:
+    """Of the names in a folder, those that are not of prepared data."""
+    return {name for name in found if not _OURS.fullmatch(name)}
 
 
 def _made_from(sources: Mapping[str, Source], draw: Draw) -> dict[str, Any]:
