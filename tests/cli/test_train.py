@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
             return int(os.environ.get("CODE", "0"))
 
     monkeypatch.setattr("modicum.parallel.launch.Supervisor", Supervisor)
-    monkeypatch.setattr("modicum.parallel.launch.cores", lambda: 2)
+    monkeypatch.setattr("modicum.core.cores.usable_cores", lambda: 2)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return commands

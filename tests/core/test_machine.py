@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from modicum.core import machine as about
+from modicum.core.cores import usable_cores
 from modicum.core.errors import InputError
-from modicum.core.machine import memory_bytes, pick_device, this_machine, usable_cores, versions
+from modicum.core.machine import memory_bytes, pick_device, this_machine, versions
 
 
 def test_the_record_of_this_machine_is_plausible_and_plain():

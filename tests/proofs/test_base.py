@@ -18,8 +18,8 @@ import torch
 import modicum.proofs
 from modicum.core.contracts.catalog import MethodRecord, catalog, find
 from modicum.core.contracts.method import Against, ClaimVerdict, verdict_of
+from modicum.core.cores import usable_cores
 from modicum.core.errors import InputError
-from modicum.core.machine import usable_cores
 from modicum.proofs import ProofRun, prove, write
 from modicum.proofs.proof import Criterion, Proof, against_of, claim_verdict_of, nothing_stands
 

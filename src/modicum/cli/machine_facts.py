@@ -8,13 +8,12 @@ import platform
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from modicum.core.cores import usable_cores
 from modicum.core.files import user_cache
 
 # What each extra brings, by the names that are imported, and what it is for.
@@ -120,7 +119,7 @@ def look() -> MachineFacts:
         cuda=None if torch is None else torch.version.cuda,
         processor=processor,
         instructions="" if torch is None else torch.backends.cpu.get_cpu_capability(),
-        cores=_cores(),
+        cores=usable_cores(),
         processors=os.cpu_count() or 1,
         threads=os.environ.get("OMP_NUM_THREADS"),
         memory=memory[0],
@@ -162,16 +161,6 @@ def _torch() -> tuple[Any, str | None]:
         return importlib.import_module("torch"), None
     except (ImportError, OSError) as error:  # a library of its own may be missing
         return None, str(error)
-
-
-def _cores() -> int:
-    """The cores that this process may use, under a container's limit if there is one."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
 
 
 def _gpus(torch: Any) -> tuple[Gpu, ...]:

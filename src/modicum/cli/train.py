@@ -187,10 +187,11 @@ def _run_ranks(asked: Asked, ranks: int) -> None:
     Raises:
         typer.Exit: with the exit code, when they ended badly.
     """
-    from modicum.parallel.launch import Supervisor, cores
+    from modicum.core.cores import usable_cores
+    from modicum.parallel.launch import Supervisor
 
-    if ranks > cores():
-        print(f"warning: {ranks} ranks share {cores()} cores", file=sys.stderr)
+    if ranks > (cores := usable_cores()):
+        print(f"warning: {ranks} ranks share {cores} cores", file=sys.stderr)
     # `-m` looks into the current folder first, where a file may have any module's name.
     where = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
     code = Supervisor([sys.executable, *where, "-m", "modicum", *asked.command()], ranks).run()

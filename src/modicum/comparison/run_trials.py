@@ -22,9 +22,9 @@ from modicum import recipe_yaml
 from modicum.comparison.budgets import set_in
 from modicum.comparison.kept_data import KeptData
 from modicum.comparison.outcome import Outcome, Settings, Status, TrialPart, trial_name
+from modicum.core.cores import usable_cores
 from modicum.core.errors import DoesNotFit, InputError, Interrupted
 from modicum.core.files import DISK_IS_FULL, disk_errors, remove, write_text
-from modicum.parallel.launch import cores
 from modicum.parallel.rank_environment import SUPERVISOR
 from modicum.recipe import Recipe
 from modicum.trainer.divergence import TrainingDiverged
@@ -195,7 +195,7 @@ class RunTrials:
     @property
     def threads(self) -> str:
         """Of each rank: as the environment says, else its share of the cores."""
-        share = cores() // (self.parallel * self.ranks)
+        share = usable_cores() // (self.parallel * self.ranks)
         return os.environ.get("OMP_NUM_THREADS") or str(max(1, share))
 
     @property

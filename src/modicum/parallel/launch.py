@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any
 
+from modicum.core.cores import usable_cores
 from modicum.core.errors import InputError, Interrupted
 from modicum.parallel.rank_environment import STARTS, SUPERVISOR
 from modicum.parallel.rank_process import Activity, RankProcess, Weight
@@ -245,19 +246,12 @@ def shared_environment(size: int, environment: Mapping[str, str] = os.environ) -
         SUPERVISOR: str(os.getpid()),
     }
     if "OMP_NUM_THREADS" not in environment:
-        variables["OMP_NUM_THREADS"] = str(max(1, cores() // size))
+        variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // size))
     # Left alone, gloo listens where the host's name leads, which need not be this machine.
     loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
     if loopback and "GLOO_SOCKET_IFNAME" not in environment:
         variables["GLOO_SOCKET_IFNAME"] = loopback.pop()
     return variables
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _free_port() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from modicum.core.cores import usable_cores
 from modicum.core.errors import InputError
 from modicum.core.extras import library
 from modicum.core.machine.identity import processor
@@ -59,13 +59,6 @@ def this_machine(device: torch.device) -> Machine:
         accelerator_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
         flops=_matrix_rate(device, 4096 if on_gpu else 512),
     )
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def pick_device(wanted: str) -> torch.device:
