@@ -119,7 +119,7 @@ def test_ranks_have_their_places_and_rank_0_the_terminal(
 ) -> None:
     for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launch, "cores", lambda: 7)
+    monkeypatch.setattr(launch, "usable_cores", lambda: 7)
     script = """
 print("said by", rank)
 (folder / f"{rank}.json").write_text(json.dumps(dict(os.environ)))
