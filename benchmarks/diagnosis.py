@@ -9,7 +9,8 @@ rate in one direction, or is down, a rank computes longer, or nothing happens.
 `--trials 20` is the specified experiment: 20 of each fault, twice as many slow ranks, and `--calm
 1800` seconds at rest, a third as many in a ring. It waits in real time for some three hours, so
 each trial that has ended is a line of `--progress`, and the same command continues. One part alone
-(`--parts ports`) leaves the other as the result has it; each says when it was measured, and where.
+(`--parts ports`: ports; `slow`: slow ranks; `fatal`: paused and killed ones; `rest`: no fault, and
+the cost) leaves the others as the result has them; each says when it was measured, and where.
 `--quick` makes one of each and writes nothing. With `--null` faults are injected into another rank
 than the one that is asked for, and nothing is written. It ends with 1 where a bar is missed.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -164,16 +166,25 @@ def _most(made: dict[str, Any], figure: str) -> float:
     return float(made[figure]["greatest"]) if figure in made else math.inf
 
 
-def of_ranks(progress: Progress, found: Findings, given: argparse.Namespace) -> dict[str, Any]:
-    """Slow ranks and fatal faults into `found`; what comes of none, and of the cost."""
-    shift = int(given.null)
+def of_slow(progress: Progress, found: Findings, given: argparse.Namespace) -> dict[str, Any]:
+    """Ranks that compute longer into `found`."""
     for seed in range(given.trials if given.quick else 2 * given.trials):
-        for one in progress.of(f"slow ranks, {seed}", partial(slow, seed, shift)):
+        for one in progress.of(f"slow ranks, {seed}", partial(slow, seed, int(given.null))):
             found[f"compute + {one['part']:.0%}"].append(one)
-        for kind in FATAL if seed < given.trials else ():
-            asked = random.Random(f"{kind} {seed}").randrange(RANKS)
-            trials = partial(fatal_trials, [{"kind": kind, "rank": asked}], RANKS, shift)
-            found[kind] += progress.of(f"{kind}, {seed}", trials)
+    return {}
+
+
+def of_fatal(progress: Progress, found: Findings, given: argparse.Namespace) -> dict[str, Any]:
+    """Ranks that are paused or killed into `found`."""
+    for seed, kind in itertools.product(range(given.trials), FATAL):
+        asked = random.Random(f"{kind} {seed}").randrange(RANKS)
+        trials = partial(fatal_trials, [{"kind": kind, "rank": asked}], RANKS, int(given.null))
+        found[kind] += progress.of(f"{kind}, {seed}", trials)
+    return {}
+
+
+def of_rest(progress: Progress, _: Findings, given: argparse.Namespace) -> dict[str, Any]:
+    """What is said where nothing happens, and what it costs to be watched."""
     held = min(120.0, given.calm / 4) if given.held is None else given.held
     arguments: dict[str, Any] = {"seconds": given.calm, "held": held}
     calm = progress.of(f"nothing, {arguments}", lambda: series("calm_trial", arguments))
@@ -239,8 +250,10 @@ def whole(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "parts": dict(parts),
         "complete": set(parts) == set(PARTS),
-        "least_share": min(made["right"] / made["trials"] for made in table["faults"].values()),
-        "greatest_cost": max(costs) - 1,
+        "least_share": min(
+            (made["right"] / made["trials"] for made in table["faults"].values()), default=None
+        ),
+        "greatest_cost": max(costs) - 1 if costs else None,
         "bars": bars(table),
     }
 
@@ -282,7 +295,7 @@ def main() -> None:
     raise SystemExit(not all(each["holds"] for each in table["bars"]))
 
 
-PARTS: dict[str, Part] = {"ranks": of_ranks, "ports": of_ports}
+PARTS: dict[str, Part] = {"slow": of_slow, "fatal": of_fatal, "rest": of_rest, "ports": of_ports}
 
 if __name__ == "__main__":
     main()

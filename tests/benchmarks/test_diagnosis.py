@@ -72,21 +72,25 @@ def test_alarms_and_cost_count(bench) -> None:
 def test_a_part_measured_later_joins_what_the_result_has(bench) -> None:
     ports = table(bench) | {"wrong": []}
     missed = [{"kind": "killed", "right": n > 0, "seconds": 2.0, "code_4": True} for n in range(4)]
-    ranks = {
+    none = {"faults": {}, "alarms before faults": 0, "wrong": []}
+    fatal = none | {
         "faults": {"paused in compute": bench.row(missed)},
-        "nothing": bench.at_rest({"iterations": 9, "said": []}, 5.0),
-        bench.COST: bench.spread([1.004]),
         "alarms before faults": 1,
         "wrong": missed[:1],
     }
-    alone = bench.whole({"ports": ports})
-    assert not alone["complete"]
-    assert alone["least_share"] == 1.0
-    both = bench.whole({"ports": ports, "ranks": ranks})
-    assert both["complete"]
-    assert both["least_share"] == 0.75
-    assert both["greatest_cost"] == pytest.approx(0.004)
-    assert [bar["what"] for bar in both["bars"] if not bar["holds"]] == [
+    rest = none | {
+        "nothing": bench.at_rest({"iterations": 9, "said": []}, 5.0),
+        bench.COST: bench.spread([1.004]),
+    }
+    only_fatal, only_rest = bench.whole({"fatal": fatal}), bench.whole({"rest": rest})
+    assert only_fatal["greatest_cost"] is None
+    assert only_rest["least_share"] is None
+    assert not only_fatal["complete"]
+    together = bench.whole({"ports": ports, "fatal": fatal, "rest": rest, "slow": none})
+    assert together["complete"]
+    assert together["least_share"] == 0.75
+    assert together["greatest_cost"] == pytest.approx(0.004)
+    assert [bar["what"] for bar in together["bars"] if not bar["holds"]] == [
         "paused in compute: right",
         "alarms before faults",
     ]
