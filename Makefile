@@ -158,5 +158,5 @@ $(BIN)/python scripts/install_stage.py "$(1)" $(LOG) $(2) || { \
 endef
 
 clean: ## remove what was built; keeps .venv and the run folders
-	@rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .cache build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

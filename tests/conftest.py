@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +17,8 @@ import pytest
 
 # Read by torch when it is first imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What tests measure and compile is kept from one session to the next, apart from the user's own.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".cache" / "tests")
 
 # The ranks are processes of their own, which import `pool` by its name.
 sys.path.append(str(Path(__file__).parent))
@@ -173,27 +175,49 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """This machine's records: of tests, and of the commands that they start.
 
     Measured in the first session on a machine, before its first test, so that none waits for it.
-    Each process of a session begins with another one.
+    Each process of a session begins with another one. Of commands, one that runs alone and without
+    a budget is measured. The others get its figures: no test compares their forecast with a run.
     """
     shares = getattr(session.config.option, "numprocesses", None)
     if session.config.option.collectonly or (shares and not worker_of(session.config)):
         return
-    from modicum.core.heap import map_for
+    from modicum.core.files import write_json
+    from modicum.core.machine.identity import depends_on, record_file
     from modicum.core.machine.record import RecordPart, machine_record
 
     every: tuple[RecordPart, ...] = get_args(RecordPart)
-    asked = [(dict(os.environ), False, every)]
-    if not session.config.getoption("--in-process"):
-        for ranks in (1, 2):
-            own = tuned(os.environ, ranks=ranks)
-            asked += [(own, False, ()), (own, True, every[:1])]
-    first = 2 * int((worker_of(session.config) or "gw0").removeprefix("gw")) % len(asked)
-    for own, budget, parts in asked[first:] + asked[:first]:
-        with suppress(ModicumError), pytest.MonkeyPatch.context() as patched:
-            for name, value in own.items():
-                patched.setenv(name, value)
-            map_for(budget=budget)
-            machine_record(parts=parts)
+
+    def of_tests() -> None:
+        machine_record(parts=every)
+
+    def of_commands() -> None:
+        with machine_of(ranks=1, budget=False):
+            record = machine_record(parts=every[:1])
+        for ranks, budget in ((1, True), (2, False), (2, True)):
+            with machine_of(ranks=ranks, budget=budget):
+                if not (file := record_file()).exists():
+                    write_json(file, {"depends_on": depends_on(), "record": record.figures()})
+
+    asked = [of_tests] if session.config.getoption("--in-process") else [of_tests, of_commands]
+    if worker_of(session.config) in ("gw1", "gw3"):
+        asked.reverse()
+    for measure in asked:
+        with suppress(ModicumError, OSError):
+            measure()
+
+
+@contextmanager
+def machine_of(*, ranks: int, budget: bool) -> Iterator[None]:
+    """This machine as commands of so many ranks have it, with a budget or without."""
+    from modicum.core.heap import map_for
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in tuned(os.environ, ranks=ranks).items():
+            patched.setenv(name, value)
+        map_for(budget=budget)
+        try:
+            yield
+        finally:
             map_for(budget=False)
 
 

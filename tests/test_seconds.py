@@ -26,7 +26,7 @@ def report(test: str, when: str, duration: float) -> pytest.TestReport:
 
 def test_each_costs_a_sample_the_same_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seconds, "timed", lambda: {"a": 10 * SHARE, "b": 2 * SHARE})
-    assert [drawn_once_in(test) for test in "abc"] == pytest.approx([10, 2, 1])
+    assert [drawn_once_in(test) for test in ("a", "b[x-y[z]]", "c")] == pytest.approx([10, 2, 1])
 
 
 def test_what_ran_is_timed_anew_and_what_is_gone_is_forgotten(tmp_path: Path) -> None:
@@ -36,13 +36,14 @@ def test_what_ran_is_timed_anew_and_what_is_gone_is_forgotten(tmp_path: Path) ->
     file.write_text(json.dumps(before))
     noted = SecondsNoted(file, tmp_path)
     for test, when, duration in [
-        ("there.py::long", "setup", 1.0),
-        ("there.py::long", "call", 2.25),
+        ("there.py::long[a]", "setup", 1.0),
+        ("there.py::long[a]", "call", 3.0),
+        ("there.py::long[b]", "call", 2.5),
         ("there.py::quick", "call", SHARE / 2),
     ]:
         noted.pytest_runtest_logreport(report(test, when, duration))
     noted.pytest_sessionfinish()
-    assert json.loads(file.read_text()) == {"there.py::long": 3.2, "there.py::other": 3.0}
+    assert json.loads(file.read_text()) == {"there.py::long": 3.25, "there.py::other": 3.0}
 
 
 def test_what_is_committed_names_tests_that_are_there() -> None:
