@@ -104,6 +104,15 @@ def test_what_is_no_text_is_refused_with_its_row(tmp_path):
         inspect(open_source(file, column="body"))
 
 
+def test_a_date_that_python_has_not_is_refused_with_its_row(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    days = pyarrow.array([0, 2**31 - 1], pyarrow.int32()).cast(pyarrow.date32())
+    table = pyarrow.table({"text": ["x", "y"], "day": days})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet:1: a value in this row or the 255 after it"):
+        list(parquet_rows(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @pytest.mark.parametrize("damage", ["truncated", "other", "empty"])
 def test_a_damaged_file_is_refused(tmp_path, name, damage):

@@ -126,7 +126,8 @@ def test_a_template_that_rewrites_earlier_turns_trains_the_last_alone():
 
 
 def test_a_template_cannot_leave_its_sandbox():
-    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"):
+    called = "{{ '%Y' | tojson(cls=namespace, encode=strftime_now) }}"
+    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", called):
         with pytest.raises(InputError, match="does not take these messages"):
             ChatTemplate(source).render([{"role": "user", "content": "x"}])
     with pytest.raises(InputError, match="this is no chat template"):
@@ -156,6 +157,9 @@ def test_a_tokenizers_files_name_its_template():
     listed = {"tokenizer_config.json": json.dumps({"chat_template": several[1:]})}
     with pytest.raises(InputError, match="none called 'default'"):
         own_template(listed)
+    listed = {"tokenizer_config.json": json.dumps({"chat_template": [1, {"name": []}]})}
+    with pytest.raises(InputError, match="none called 'default'"):
+        own_template(listed)
     assert own_template({}) is None
 
 
@@ -178,6 +182,21 @@ def test_of_a_first_turn_what_the_template_writes_before_it_is_not_trained():
     calls = "{% for m in messages %}<{{ m.role }}>{{ m.tool_calls | tojson }}{% endfor %}"
     text, spans = ChatTemplate(calls).conversation(called)
     assert spans == [(0, len(text))]  # nothing shows where the header ends
+
+
+@pytest.mark.parametrize(
+    "said", [{"thinking": "R", "content": "C"}, {"content": "<think>R</think>C"}]
+)
+def test_of_a_first_turn_the_thoughts_are_trained_and_not_its_header(said):
+    thinks = (
+        "{% for m in messages %}<{{ m.role }}>{% set parts = m.content.split('</think>') %}"
+        "{% if m.thinking %}[{{ m.thinking }}]"
+        "{% elif parts[1:] %}[{{ parts[0].split('<think>')[-1] }}]{% endif %}"
+        "{{ parts[-1] }}{% endfor %}"
+    )
+    messages = [{"role": "assistant", **said}, *ASSISTANT_FIRST[1:]]
+    text, spans = ChatTemplate(thinks).conversation(messages)
+    assert [text[a:b] for a, b in spans] == ["[R]C", "<assistant>y"]
 
 
 @pytest.mark.parametrize("name", ["chatml", "generation"])

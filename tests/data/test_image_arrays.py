@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from modicum.core.errors import InputError
+from modicum.data import image_arrays
 from modicum.data.image_arrays import Shaping, read_arrays, write_arrays
 from modicum.data.image_files import find_images
 from modicum.data.parts import Draw
@@ -75,6 +77,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, wide: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "bitmap.png", format="BMP")
     with pytest.raises(InputError, match="is no PNG or JPEG"):
         Shaping(8).array(tmp_path / "bitmap.png")
+
+
+def test_of_large_images_one_is_decoded_at_a_time(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Shaping(8).array(wide)
+    monkeypatch.setattr(image_arrays, "_LARGE", 16 * 8)
+    with image_arrays._in_turn:
+        assert Shaping(8).array(wide) == expected
+    monkeypatch.setattr(image_arrays, "_LARGE", 16 * 8 - 1)
+    with ThreadPoolExecutor(1) as threads:
+        with image_arrays._in_turn:
+            found = threads.submit(Shaping(8).array, wide)
+            with pytest.raises(TimeoutError):
+                found.result(timeout=0.2)
+        assert found.result() == expected
 
 
 def test_pillow_is_asked_for(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:

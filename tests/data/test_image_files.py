@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,7 @@ def test_classes_may_be_called_as_parts_where_images_are_in_them(tmp_path: Path)
     assert find_images(touch(tmp_path, "dev/1.png", "test/1.png")).names == ("dev", "test")
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="its disks take names in UTF-8 alone")
 def test_names_of_files_may_be_any_bytes_and_those_of_classes_text(tmp_path: Path) -> None:
     odd = os.fsdecode(b"caf\xe9")
     names = [f"{label}/{name}.png" for label in "ab" for name in (odd, "1")]
@@ -167,3 +169,13 @@ def test_names_of_files_may_be_any_bytes_and_those_of_classes_text(tmp_path: Pat
     assert [len(part) for part in found.parts.values()] == [2, 2]
     with pytest.raises(InputError, match=r"the name of this class is not UTF-8.*caf.udce9"):
         find_images(touch(tmp_path / "classes", "a/1.png", f"{odd}/1.png"))
+
+
+def test_a_link_to_a_folder_that_is_there_already_is_refused(tmp_path: Path) -> None:
+    root = touch(tmp_path / "data", "a/1.png", "b/1.png")
+    touch(tmp_path, "other/2.png")
+    (root / "a" / "more").symlink_to(tmp_path / "other")
+    assert len(find_images(root).train) == 3
+    (root / "a" / "again").symlink_to(".")
+    with pytest.raises(InputError, match="a/again: by a link this is a folder whose images"):
+        find_images(root)

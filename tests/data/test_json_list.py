@@ -58,6 +58,7 @@ def test_a_json_file_may_also_hold_lines(tmp_path):
         ('[{"a": 1}, ]', r":2: the row is not valid JSON: Expecting value"),
         ('[{"a": 1}] [2]', r":1: something follows after the list"),
         ("[" * 100_000, r":1: the row is not valid JSON|the row is"),
+        ('[{"a": 1}, {"a": ' + "9" * 5000 + "}]", r":2: the row is not valid JSON: Exceeds"),
         (b'[{"a": 1}, {"a": "caf\xe9"}]', r":[12]: byte 0xe9 at offset 21 is not UTF-8"),
     ],
 )

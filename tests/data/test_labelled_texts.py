@@ -56,6 +56,15 @@ def test_words_that_are_integers_are_sorted_by_value_and_places() -> None:
         numbered(row("1"), ("no", "yes"))
 
 
+def test_an_integer_is_no_place_where_a_name_spells_another_place() -> None:
+    names = ("1", "2", "3")
+    assert [numbered(row(label), names, listed=True) for label in (1, 2, 3)] == [0, 1, 2]
+    with pytest.raises(InputError, match="none of the classes"):
+        numbered(row(0), names, listed=True)
+    assert numbered(row(0), ("4", "5"), listed=True) == 0
+    assert numbered(row(0), ("no star", "1"), listed=True) == 0
+
+
 @pytest.mark.parametrize("column", ["text", "label"])
 def test_half_a_surrogate_pair_is_named(column: str, tmp_path: Path) -> None:
     made = {"text": "a", "label": "b"}

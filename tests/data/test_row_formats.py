@@ -69,6 +69,7 @@ def test_tools_and_parts_reach_the_template():
         ({"messages": [{"role": "user", "content": 3}]}, r":2: content: a turn's content is no"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "holds more than text"),
         ({"text": "x"}, r"chat\.jsonl:2: messages: holds no list|conversations: holds no list"),
+        ({"messages": [USER], "tools": "[" * 100_000}, r"chat\.jsonl:2: tools: is not valid JSON"),
     ],
 )
 def test_a_row_that_is_no_conversation_is_named(tmp_path, row, message):

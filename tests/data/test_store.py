@@ -185,6 +185,18 @@ def test_a_folder_with_other_files_is_left_alone(tokenizer, tmp_path):
     assert not (tmp_path / "cache" / "rows-train").exists()
 
 
+def test_folders_with_numbers_for_names_are_left_alone_unless_they_hold_tokens(tokenizer, tmp_path):
+    source = rows(tmp_path)
+    photo = tmp_path / "photos" / "2024" / "1.jpg"
+    photo.parent.mkdir(parents=True)
+    photo.touch()
+    with pytest.raises(InputError, match=r"holds other files too.*found: '2024'"):
+        prepare(source, tokenizer, tmp_path / "photos", model_vocabulary=300)
+    assert photo.exists()
+    for folder in (tmp_path / "cache" / "0", tmp_path / "cache"):
+        assert not prepare(source, tokenizer, folder, model_vocabulary=300).reused
+
+
 def test_validation_documents_are_drawn_by_number_and_seed(tokenizer, tmp_path):
     source = rows(tmp_path)
 

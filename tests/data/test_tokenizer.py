@@ -160,6 +160,15 @@ def test_special_tokens_around_a_text_are_known_by_their_side(tmp_path):
         ),
         ({"tokenizer.json": None, "config.json": "[]"}, r"config\.json: this holds no JSON object"),
         ({"tokenizer.json": None, "config.json": '{"eos_token_id": 9999}'}, r"nothing here says"),
+        ({"tokenizer.json": None, "config.json": '{"eos_token_id": -1}'}, r"nothing here says"),
+        (
+            {
+                "tokenizer.json": None,
+                "tokenizer_config.json": '{"eos_token": "<|end|>"}',
+                "special_tokens_map.json": "[]",
+            },
+            r"special_tokens_map\.json: this holds no JSON object",
+        ),
     ],
 )
 def test_what_is_no_tokenizer_is_said(tokenizer, tmp_path, files, message):

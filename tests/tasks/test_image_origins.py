@@ -131,3 +131,16 @@ def test_a_test_that_is_trained_on_is_refused(folder: Path, tmp_path: Path) -> N
     assert error.value.field == "task.test_path"
     Image.new("L", (9, 7), 101).save(tmp_path / "test" / "dark" / "3.png")
     assert modicum.train(modicum.plan(asked), tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize(("part", "has"), [("test", True), ("validation", False)])
+def test_a_folder_of_a_test_is_a_test(part: str, has: bool, tmp_path: Path) -> None:
+    for place in (part, "train"):
+        for label in ("a", "b"):
+            (tmp_path / place / label).mkdir(parents=True)
+            for n in range(4):
+                (tmp_path / place / label / f"{n}.png").touch()
+    asked = recipe(tmp_path)
+    assert task_of(asked).has_test(asked) is has
+    drawn = recipe(tmp_path, test_fraction=0.25)
+    assert task_of(drawn).has_test(drawn)

@@ -105,3 +105,13 @@ def test_of_several_sources_the_one_that_holds_it_is_named(tmp_path: Path) -> No
     said = r"'c.txt' and 1 more are among the files of data.sources.1.path.*data.sources.1.exclude"
     with pytest.raises(InputError, match=said):
         sources(Recipe(data=data | {"validation_path": str(held)}))
+
+
+def test_a_data_set_of_the_hub_is_the_same_however_it_is_spelled() -> None:
+    data = {"path": "hub:owner/name,config=main", "streaming": True, "format": "text"}
+    same = data | {"validation_path": "hub:owner/name,split=train,config=main"}
+    with pytest.raises(InputError, match=r"holds all that data\.path names") as caught:
+        sources(Recipe(data=same))
+    assert caught.value.field == "data.validation_path"
+    _, others = sources(Recipe(data=data | {"validation_path": "hub:owner/name,split=test"}))
+    assert list(others) == ["validation"]

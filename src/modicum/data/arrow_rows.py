@@ -148,6 +148,12 @@ def _rows(path: Path, batches: Iterator[Any], number: int, skip: int) -> Iterato
                     file=path,
                     line=number + 1,
                 ) from error
+            except (ValueError, OverflowError) as error:  # such as a date after the year 9999
+                raise InputError(
+                    f"a value in this row or the {_ROWS - 1} after it cannot be read ({error})",
+                    file=path,
+                    line=number + 1,
+                ) from error
             for row in rows:
                 number += 1
                 yield row_of(number, row)

@@ -22,6 +22,7 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 TrainOn = Literal["all", "last"]
 _DATE = "strftime_now"  # what writes the date in templates
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what models call them in a message
 # What `{% generation %}` puts around the text that the assistant generates; no message has it.
 _BEGIN, _END = (f"\0{secrets.token_hex(8)}{side}" for side in "<>")
 
@@ -133,9 +134,8 @@ class ChatTemplate:
 
         No messages come before them with which a generation prompt could be written.
         """
-        content = messages[0].get("content") or ""
-        other = {**messages[0], "content": f"\0{content}"}
-        start = _shared(self.render([other, *messages[1:]], tools=tools), text)
+        other = {key: value for key, value in messages[0].items() if key not in _THOUGHTS}
+        start = _shared(self.render([other | {"content": "\0"}, *messages[1:]], tools=tools), text)
         return start if start < len(text) else 0  # the template writes no content of this message
 
     def _marked(self, messages: Sequence[Message], tools: Any, generation: bool) -> str:
@@ -181,14 +181,15 @@ def own_template(
     configuration = json.loads(texts.get("tokenizer_config.json", "{}"))
     source = texts.get("chat_template.jinja", configuration.get("chat_template"))
     if isinstance(source, list):
-        several = {each.get("name"): each.get("template") for each in source}
+        known = (each for each in source if isinstance(each, dict))
+        several = {str(each.get("name")): each.get("template") for each in known}
         source = several.get("default")
         if source is None:
             raise InputError(
                 "the tokenizer has several chat templates and none called 'default'; name a file "
                 "with the one that is meant",
                 field="data.chat_template",
-                allowed=", ".join(map(str, several)),
+                allowed=", ".join(several),
             )
     if not isinstance(source, str):
         return None
@@ -250,8 +251,16 @@ def _environment(now: datetime | None) -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def as_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **options})
+    # Of the options of `json.dumps` those that `transformers` has: others name what is called.
+    def as_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modicum.core.errors import InputError, clipped
 from modicum.data.json_rows import DataRow
-from modicum.data.opening import LONGEST_ROW, lines_of, not_utf8, opened_text
+from modicum.data.opening import LONGEST_ROW, lines_of, not_utf8, opened_text, too_long
 
 # Columns that hold lists: a cell can hold them as JSON alone.
 _LISTS = ("messages", "conversations")
@@ -26,7 +26,7 @@ def csv_rows(path: Path, delimiter: str) -> Iterator[DataRow]:
 
     Raises:
         InputError: the file is of another kind or not UTF-8, the first line is no header, or a row
-            is not valid or has more or fewer cells than the header.
+            is not valid, too long, or has more or fewer cells than the header.
     """
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_ROW))
     with opened_text(path) as handle:
@@ -34,7 +34,7 @@ def csv_rows(path: Path, delimiter: str) -> Iterator[DataRow]:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         names: list[str] = []
         while True:
-            line, before = lines.number + 1, lines.offset
+            line, before = lines.number + 1, lines.begin()
             try:
                 cells = next(reader, None)
             except csv.Error as error:
@@ -63,6 +63,12 @@ class _Lines:
     def __init__(self, path: Path, handle: io.BufferedReader) -> None:
         self._path, self._lines = path, lines_of(path, handle)
         self.number = self.offset = 0
+        self.begin()
+
+    def begin(self) -> int:
+        """Where the row begins that is read next."""
+        self._begun, self._first = self.offset, self.number + 1
+        return self._begun
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -75,6 +81,8 @@ class _Lines:
         except UnicodeDecodeError as error:
             raise not_utf8(self._path, self.number, self.offset + error.start, error) from error
         self.offset += len(raw)
+        if self.offset - self._begun > 2 * LONGEST_ROW:  # and no cell of it is too long
+            raise too_long(self._path, self._first, "row")
         return text.removeprefix("\ufeff") if self.number == 1 else text
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modicum.data.arrow_rows import row_of
-from modicum.data.hub import loaded, said_by_datasets
+from modicum.data.hub import HubName, loaded, said_by_datasets
 from modicum.data.json_rows import DataRow
 
 HubState = dict[str, Any]
@@ -23,6 +23,15 @@ class HubStream:
     """
 
     spelling: str
+
+    @property
+    def name(self) -> HubName:
+        """What is read, which may be spelled in several ways.
+
+        Raises:
+            InputError: the spelling names no data set.
+        """
+        return HubName.parsed(self.spelling)
 
     def opened(
         self, skip: int = 0, state: HubState | None = None

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +34,9 @@ Colour = Literal["rgb", "grey"]
 CARD = "images.json"
 _PIXELS, _LABELS, _MANIFEST = "pixels.bin", "labels.bin", "manifest.json"
 _FORMAT, _AT_ONCE = 1, 256
+# Of images with more pixels one is decoded at a time: a small file can hold 179 million of them,
+# the most that Pillow opens, which take some bytes each.
+_LARGE, _in_turn = 1 << 25, threading.Lock()
 _WIDE = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # more than 8 bits a channel
 # Bytes become (byte - 127.5) / 64, which for photographs is about mean 0 and deviation 1.
 MIDDLE, DEVIATION = 127.5, 64.0
@@ -75,14 +80,10 @@ class Shaping:
                         "has more than 8 bits a channel; save it with 8, which is what is read",
                         file=path,
                     )
-                image = self._coloured(pillow, operations.exif_transpose(opened))
-                sides = (self.size, self.size)
-                if self.fit == "crop":
-                    image = operations.fit(image, sides, pillow.Resampling.BILINEAR)
-                elif self.fit == "pad":
-                    image = operations.pad(image, sides, pillow.Resampling.BILINEAR)
-                else:
-                    image = image.resize(sides, pillow.Resampling.BILINEAR)
+                large = opened.width * opened.height > _LARGE
+                turn: AbstractContextManager[Any] = _in_turn if large else nullcontext()
+                with turn:
+                    image = self._fitted(pillow, operations, opened)
                 bands = [band.tobytes() for band in image.split()]
         except InputError:
             raise
@@ -90,6 +91,15 @@ class Shaping:
             said = str(error) or type(error).__name__
             raise InputError(f"is no PNG or JPEG, or is damaged: {said}", file=path) from error
         return b"".join(bands)
+
+    def _fitted(self, pillow: Any, operations: Any, opened: Any) -> Any:
+        image = self._coloured(pillow, operations.exif_transpose(opened))
+        sides = (self.size, self.size)
+        if self.fit == "crop":
+            return operations.fit(image, sides, pillow.Resampling.BILINEAR)
+        if self.fit == "pad":
+            return operations.pad(image, sides, pillow.Resampling.BILINEAR)
+        return image.resize(sides, pillow.Resampling.BILINEAR)
 
     def _coloured(self, pillow: Any, image: Any) -> Any:
         if image.has_transparency_data:

@@ -204,7 +204,7 @@ def _of_folders(root: Path) -> Iterator[LabelledFile]:
                 f"the parts {TRAIN}, {VALIDATION} and {TEST}, or name this folder as the data",
                 file=folder,
             )
-        files = [file for file in _below(folder) if file.suffix.lower() in SUFFIXES]
+        files = [file for file in _below(folder, set()) if file.suffix.lower() in SUFFIXES]
         if not files:
             raise InputError(
                 f"this class has no image ({', '.join(SUFFIXES)}); remove its folder", file=folder
@@ -273,9 +273,21 @@ def _visible(folder: Path) -> list[Path]:
         raise InputError(f"cannot be read: {error.strerror}", file=folder) from error
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """The files in a folder, and in those in it.
+
+    Args:
+        seen: takes the places of the folders.
+
+    Raises:
+        InputError: a link leads to one of them again, as from a folder to itself.
+    """
+    if (place := folder.resolve()) in seen:
+        problem = "by a link this is a folder whose images are there already; remove the link"
+        raise InputError(problem, file=folder)
+    seen.add(place)
     for each in _visible(folder):
         if each.is_dir():
-            yield from _below(each)
+            yield from _below(each, seen)
         else:
             yield each

@@ -109,7 +109,7 @@ class _Text:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
                 break
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 if not self._incomplete(error):
                     raise self._not_json(error) from error
             if len(self._text) - self._at > LONGEST_ROW:
@@ -119,15 +119,15 @@ class _Text:
         self._at = end
         return value, size
 
-    def _incomplete(self, error: json.JSONDecodeError | RecursionError) -> bool:
+    def _incomplete(self, error: ValueError | RecursionError) -> bool:
         """Whether what was read is no JSON only because it is not all."""
-        if self._ended or isinstance(error, RecursionError):
+        if self._ended or not isinstance(error, json.JSONDecodeError):
             return False
         near = error.pos >= len(self._text) - _NEAR
         return near or error.msg.startswith("Unterminated string")
 
-    def _not_json(self, error: json.JSONDecodeError | RecursionError) -> InputError:
-        if isinstance(error, RecursionError):
+    def _not_json(self, error: ValueError | RecursionError) -> InputError:
+        if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits is none
             return self.wrong(f"the row is not valid JSON: {error}")
         self._at = error.pos
         if self._ended and error.pos >= len(self._text.rstrip()):

@@ -177,10 +177,14 @@ def _integer(label: int | str) -> int | None:
 def _place(label: int | str, names: Sequence[str]) -> int | None:
     """The place in the names that a label gives; None where it gives none.
 
-    One that is spelled gives a place where no name spells an integer, and is `1` then and not `01`.
+    An integer gives none where a name spells another place than its own: of the names 1, 2 and 3,
+    0 would be the first, and 1 too. One that is spelled gives a place where no name spells an
+    integer, and is `1` then and not `01`.
     """
-    number = _integer(label)
-    if number is None or not 0 <= number < len(names):
+    number, places = _integer(label), range(len(names))
+    if number is None or number not in places:
         return None
-    plain = label == str(number) and all(_integer(name) is None for name in names)
-    return number if plain or isinstance(label, int) else None
+    spelled = {_integer(name): place for place, name in enumerate(names)}
+    if isinstance(label, int):
+        return number if all(spelled.get(place, place) == place for place in places) else None
+    return number if label == str(number) and set(spelled) == {None} else None

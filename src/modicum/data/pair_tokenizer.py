@@ -8,7 +8,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.core.files import read_json
+from modicum.core.files import json_object
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _COMPANIONS = (FILE, CONFIG, "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
@@ -33,9 +33,10 @@ class PairTokenizer:
         try:
             tokenizers = library("tokenizers", "hf", "text")
             self.inner: Any = tokenizers.Tokenizer.from_file(str(folder / FILE))
-        except InputError:
+        except (InputError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # whatever the library says of a damaged file
+        # Whatever the library says of a damaged file; where Rust panics, it is no `Exception`.
+        except BaseException as error:
             raise InputError(f"cannot be read: {error}", file=folder / FILE) from None
         self.inner.no_padding()
         self.inner.no_truncation()
@@ -59,9 +60,9 @@ class PairTokenizer:
         """
         name: Any = asked
         if name is None and (self.folder / CONFIG).is_file():
-            name = read_json(self.folder / CONFIG).get("pad_token")
+            name = json_object(self.folder / CONFIG).get("pad_token")
             name = name.get("content") if isinstance(name, dict) else name
-        found = None if name is None else self.inner.token_to_id(name)
+        found = self.inner.token_to_id(name) if isinstance(name, str) else None
         if asked is not None and found is None:
             added = (t.content for t in self.inner.get_added_tokens_decoder().values())
             known = sorted(added)

@@ -223,5 +223,5 @@ def _parsed(tools: Any) -> Any:
         return tools
     try:
         return json.loads(tools) if tools.strip() else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is not valid JSON: {error}", field="tools") from error

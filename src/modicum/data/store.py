@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ _FORMAT = 3
 _NOTHING = Draw()
 # What a folder of tokens has, also the rows that are packed of them, and what a death leaves.
 _OURS = re.compile(
-    r"(tokens|trained|train|validation|test)\.bin|manifest\.json|rows-\w+|\d+"
-    r"|\.(rows-\w+|\d+)\..+"
+    r"(tokens|trained|train|validation|test)\.bin|manifest\.json|rows-\w+|\.(rows-\w+|\d+)\..+"
 )
 
 
@@ -70,7 +70,7 @@ def prepare(
     }
     if (known := checked(folder, made_from)) is not None:
         return known
-    check_replaced(folder, "data", _others)
+    check_replaced(folder, "data", partial(_others, folder))
     total = sum(each.total_bytes for each in sources.values())
     examples = {part: not sources.get(part, source).continuous for part in PARTS}
     with publish_folder(folder) as temporary:
@@ -112,9 +112,16 @@ def prepare(
     return described(folder, manifest, reused=False)
 
 
-def _others(found: set[str]) -> set[str]:
-    """Of the names in a folder, those that are not of prepared data."""
-    return {name for name in found if not _OURS.fullmatch(name)}
+def _others(folder: Path, found: set[str]) -> set[str]:
+    """Of the names in a folder, those that are not of prepared data.
+
+    Data of several sources is in folders that have numbers for names, each with its own tokens.
+    """
+    return {
+        name
+        for name in found
+        if not _OURS.fullmatch(name) and not (name.isdigit() and (folder / name / TOKENS).is_file())
+    }
 
 
 def _made_from(sources: Mapping[str, Source], draw: Draw) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
-from modicum.core.files import read_text, write_text
+from modicum.core.files import json_object, read_text, write_text
 from modicum.data.chat_template import ChatTemplate, own_template, special_tokens
 from modicum.data.named_templates import END
 from modicum.data.tokenizer_files import CONFIGURATION, MODEL, end_of_text, model_file
@@ -138,6 +138,8 @@ class Tokenizer:
             raise InputError(f"this is no tokenizer: {error}", file=file) from error
         beside = ((name, file.parent / name) for name in _COMPANIONS)
         companions = {name: read_text(there) for name, there in beside if there.is_file()}
+        for name in companions.keys() - {_TEMPLATE}:
+            json_object(file.parent / name)
         return cls(inner, end_of_text(file, inner), companions)
 
     def save(self, folder: str | Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError, nearest
-from modicum.core.files import read_json, read_text, write_text
+from modicum.core.files import json_object, read_text, write_text
 from modicum.data.named_templates import END
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MODEL, CONFIGURATION = "tokenizer.json", "tokenizer_config.json"
 _MOMENT = "moment.txt"  # of a run alone
+_IDS = 1 << 32  # token ids of the library are below it
 _OTHER_KINDS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")
 
 
@@ -37,12 +38,7 @@ def model_file(folder: Path) -> Path:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    value = read_json(file)
-    if not isinstance(value, dict):
-        raise InputError("this holds no JSON object", file=file)
-    return value
+    return json_object(file) if file.is_file() else {}
 
 
 def end_of_text(file: Path, inner: tokenizers.Tokenizer) -> int:
@@ -68,7 +64,7 @@ def end_of_text(file: Path, inner: tokenizers.Tokenizer) -> int:
     for name in ("generation_config.json", "config.json"):
         number = _json(file.parent / name).get("eos_token_id")
         number = number[0] if isinstance(number, list) and number else number
-        if isinstance(number, int) and inner.id_to_token(number) is not None:
+        if type(number) is int and 0 <= number < _IDS and inner.id_to_token(number) is not None:
             return number
     guess = nearest(END, (t.content for t in inner.get_added_tokens_decoder().values()))
     raise InputError(

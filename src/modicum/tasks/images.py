@@ -208,7 +208,9 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
 
     def has_test(self, recipe: Recipe) -> bool:
         """Whether images are held out for a test, your own ones or made ones."""
-        return super().has_test(recipe) or self.asked.tested > 0
+        if isinstance(self.origin, OwnImages):  # a folder `test` may be among them
+            return bool(self.origin.files(recipe.training.seed).test)
+        return self.asked.tested > 0
 
     def digests(self, rows: Rows[ImageBatch]) -> Iterator[bytes]:
         """One of each image's pixels, as the model sees them."""

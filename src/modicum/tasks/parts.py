@@ -61,7 +61,7 @@ def check_files_apart(trained: Mapping[str, Source], others: Mapping[str, Source
         held = {file.path.resolve() for file in other.files}
         for field, source in trained.items():
             both = [file.name for file in source.files if file.path.resolve() in held]
-            streamed = source.hub is not None and source.hub == other.hub
+            streamed = source.hub and other.hub and source.hub.name == other.hub.name
             if streamed or (both and len(both) == len(source.files)):
                 raise InputError(
                     f"holds all that {field} names, so it would be trained on; name other data, "
