@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -151,6 +153,62 @@ def test_what_is_owed_of_parameters_that_nobody_uses_stays(
     pool: Pool, method: MatrixMethod
 ) -> None:
     assert pool.run(unused, method) == [[True, False, False]] * 2
+
+
+class NoGradient(torch.autograd.Function):
+    """The sum of a tensor, which gives it no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+        """There is none."""
+
+
+class Withheld(Fixed):
+    """Of what it is given no gradients for, functions are computed that give none."""
+
+    def forward(self, gradients: Gradients) -> torch.Tensor:
+        left = [NoGradient.apply(self.named[name]) for name in SHAPES if name not in gradients]
+        return torch.stack([super().forward(gradients), *left]).sum()
+
+
+def withheld(ranks: Ranks, method: MatrixMethod) -> bool:
+    """Whether the debt of a matrix stays where no rank's function gives it a gradient."""
+    model = nn.parallel.DistributedDataParallel(
+        Withheld(), bucket_cap_mb=1e-3, find_unused_parameters=True
+    )
+    hook = method.ddp_hook(model, seed=3)
+    for number in range(2):
+        update(model, number, ranks.rank)
+    before = state_of(hook)[OWED]["named.second"]
+    model({name: gradient(name, 2, ranks.rank) for name in SHAPES if name != "second"}).backward()
+    return torch.equal(state_of(hook)[OWED]["named.second"], before)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", METHODS[:2], ids=lambda method: method.info.name)
+def test_what_is_owed_of_parameters_without_a_gradient_stays(
+    pool: Pool, method: MatrixMethod
+) -> None:
+    assert pool.run(withheld, method) == [True, True]
+
+
+def let_go(ranks: Ranks) -> bool:
+    """Whether an exchange, and what it owes, is gone with the DDP of a model that stays."""
+    inner = Fixed()
+    model = nn.parallel.DistributedDataParallel(inner)
+    exchange = weakref.ref(PowerSGD(rank=4).ddp_hook(model).exchange)
+    del model
+    gc.collect()
+    return exchange() is None
+
+
+@pytest.mark.ranks
+def test_a_model_keeps_no_exchange_whose_ddp_is_gone(pool: Pool) -> None:
+    assert pool.run(let_go) == [True, True]
 
 
 def scaled(ranks: Ranks) -> bool:

@@ -221,6 +221,14 @@ def test_ranks_that_are_in_different_calls_of_one_number_are_named(barrier: int)
     assert judged(*young, now=0.0) == []
 
 
+def test_where_as_many_are_in_either_call_two_that_differ_are_named() -> None:
+    kinds = ("barrier", "all-reduce", "all-reduce", "barrier")
+    reports = [report(rank, 51, open=in_call("0", 50, kind)) for rank, kind in enumerate(kinds)]
+    (named,) = judged(*reports, now=0.0)
+    assert (named.rank, named.collective) == (1, "all-reduce 50")
+    assert (named.peer, named.peer_collective) == (3, "barrier 50")
+
+
 def of_pairs(rank: int, group: str, sequence: int) -> RankReport:
     """A rank that is in a call of one of the groups of ranks 0 and 1, 1 and 2, 2 and 0."""
     members = {"a": (0, 1), "b": (1, 2), "c": (0, 2)}

@@ -380,6 +380,15 @@ def test_a_message_that_its_sender_has_not_begun_does_not_stand_still() -> None:
     assert "stuck link" not in {one.kind for _, one in after_some(stands, *stopped)}
 
 
+def test_a_message_between_ranks_of_which_a_debugger_holds_one_does_not_stand_still() -> None:
+    """No thread of that one gives a sign, and its process counts as running."""
+    waits = waiting(2, RECEIVE, 120, 1.0)
+    others = [waiting(rank, SEND, 120, 1.0, open=()) for rank in (0, 1, 3)]
+    assert after_some(replace(waits, beat_seconds=9.0), *others) == []
+    others[1] = replace(others[1], beat_seconds=9.0)
+    assert after_some(waits, *others) == []
+
+
 def test_a_message_of_a_group_of_four_is_none() -> None:
     (reports, *_) = Network().iterations(1)
     call = OpenCall("0", 3, RECEIVE, "", 50.0)

@@ -198,7 +198,7 @@ class Wrapped:
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
         """`loss.backward()`, while gradients travel; before the update's `last` they add up.
 
-        After an error the pass may be made again.
+        After an error no gradient is left, and the update begins anew with its first pass.
 
         Raises:
             InputError: the update's last backward pass was made, and `step` has not been called.
@@ -209,7 +209,11 @@ class Wrapped:
                 "the passes before the last one"
             )
         self.strategy.before_backward(last=last)
-        loss.backward()
+        try:
+            loss.backward()
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)  # to which another pass would add
+            raise
         self._summed = last
 
     def step(self, clip_norm: float | None = None) -> Tensor | None:

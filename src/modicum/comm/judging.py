@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from modicum.comm.anomalies import EITHER_END, Anomaly, DiagnosisLimits
-from modicum.comm.seen_ranks import SeenRanks
+from modicum.comm.seen_ranks import HELD_SECONDS, SeenRanks
 from modicum.comm.slow_links import SlowLink
 from modicum.comm.slowness import FIRST_CALLS
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_reports import OpenCall, RankReport
 
-HELD_SECONDS = 2.0  # without a sign of any thread: one of them holds the interpreter's lock
 TOGETHER_SECONDS = 1.0  # within which all hosts fall silent when one cable is pulled
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
 

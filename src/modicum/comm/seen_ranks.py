@@ -15,6 +15,9 @@ from modicum.comm.slowness import GroupCalls
 from modicum.core.ranks.observed_calls import MESSAGES, RECEIVE, SEND, is_link
 from modicum.core.ranks.rank_reports import MOST_GROUPS, DoneCall, OpenCall, RankReport
 
+# Without a sign of any thread: one of them holds the interpreter's lock, or a debugger all of them.
+HELD_SECONDS = 2.0
+
 
 @dataclass
 class SeenRank:
@@ -126,7 +129,7 @@ class SeenRanks:
         return begun <= call.sequence
 
     def travelling(self) -> Iterator[OpenCall]:
-        """Messages that an end waits for, and that the other has begun as well."""
+        """Messages that an end waits for, and that the other has begun; threads of both run."""
         for seen in self.by_rank.values():
             for call in seen.report.open:
                 group = self.groups.get(call.group)
@@ -134,7 +137,10 @@ class SeenRanks:
                     continue
                 ends = [self.by_rank.get(rank) for rank in group.members]
                 ordinary = all(
-                    end and end.report.process == "running" and not end.report.marked
+                    end
+                    and end.report.process == "running"
+                    and end.report.beat_seconds < HELD_SECONDS
+                    and not end.report.marked
                     for end in ends
                 )
                 if ordinary and not any(self.lacks(rank, call) for rank in group.members):
@@ -153,7 +159,7 @@ class SeenRanks:
     def apart(self, now: float, least: float) -> list[tuple[float, list[tuple[int, OpenCall]]]]:
         """Calls of one number in a group that are of several kinds at its ranks, and for how long.
 
-        Those never end. Ranks of the rarest kind come first; `least` are seconds.
+        Those never end. Ranks of one kind are together, the rarest first; `least` are seconds.
         """
         same: dict[tuple[str, int], list[tuple[int, OpenCall, float]]] = defaultdict(list)
         for rank, seen in self.by_rank.items():
@@ -165,7 +171,7 @@ class SeenRanks:
         for calls in same.values():
             count = Counter(call.kind for _, call, _ in calls)
             if len(count) > 1:
-                calls.sort(key=lambda one: (count[one[1].kind], one[0]))
+                calls.sort(key=lambda one: (count[one[1].kind], one[1].kind, one[0]))
                 seconds = min(each for _, _, each in calls)
                 found.append((seconds, [(rank, call) for rank, call, _ in calls]))
         return found

@@ -43,7 +43,18 @@ def test_a_rate_of_another_time_is_timed_again(file: Path, age: float) -> None:
     assert json.loads(file.read_text())["flops"] > 1e6
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"flops": "x", "when": 0}', '{"flops": -1}', "{}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"flops": "x", "when": 0}',
+        '{"flops": -1}',
+        "{}",
+        pytest.param("[" * 100_000, id="brackets in brackets"),
+        pytest.param(f'{{"flops": {10**400}, "when": 0}}', id="more than a float"),
+    ],
+)
 def test_a_damaged_file_is_written_anew(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

@@ -34,7 +34,7 @@ def shared_machine(device: torch.device) -> Machine:
     file = record_file(device.type).with_suffix(".rate.json")
     machine = this_machine(device)
     now = time.time()
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         known = json.loads(regular(file).read_bytes())
         rate, when = float(known["flops"]), float(known["when"])
         if 0 <= now - when < SHARED_SECONDS and 0 < rate < float("inf"):

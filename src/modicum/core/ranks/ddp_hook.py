@@ -75,7 +75,7 @@ class DDPHook:
         # Of this update, its passes without sums included, as DDP counts them.
         self._used: set[str] = set()
         for name, parameter in trainable(model.module):
-            parameter.register_hook(partial(self._note_used, name))
+            parameter.register_hook(partial(_note_used, self._used, name))
         self._waiting: list[tuple[PendingSums, Any, BucketAnswer]] = []
         self._to_commit = False
         exchange.connect()
@@ -85,9 +85,6 @@ class DDPHook:
         """The last update was not made: call it where an optimizer's step is passed over."""
         self.exchange.discard()
         self._to_commit = False
-
-    def _note_used(self, name: str, gradient: Tensor) -> None:
-        self._used.add(name)
 
     def _hook(self) -> Callable[[Any, Any], BucketAnswer]:
         # DDP reads the annotations of what it is given.
@@ -134,3 +131,12 @@ class DDPHook:
             # Sums are the same on all ranks, and so is what follows from them.
             self._to_commit &= bool(bucket.buffer().isfinite().all())
             answer.set_result(bucket.buffer())
+
+
+def _note_used(used: set[str], name: str, gradient: Tensor | None) -> None:
+    """Note that a parameter has a gradient; None, which functions may give, is none as for DDP.
+
+    The model keeps this, also when its exchange is let go: so it refers to names alone.
+    """
+    if gradient is not None:
+        used.add(name)
