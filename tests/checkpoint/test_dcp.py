@@ -147,6 +147,23 @@ def test_a_folder_that_was_making_room_when_its_process_died_is_put_back(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+def test_a_reader_that_puts_the_old_one_back_meanwhile_does_not_end_the_save(tmp_path, monkeypatch):
+    folder, replace = tmp_path / "one", os.replace
+    dcp.save({"n": 1}, storage_writer=SafetensorsWriter(folder))
+    read = []
+
+    def looked_at(source: Path, target: Path) -> None:
+        replace(source, target)
+        if source == folder and not read:  # which has just made room
+            read.append(SafetensorsReader(folder).values)
+
+    monkeypatch.setattr(os, "replace", looked_at)
+    dcp.save({"n": 2}, storage_writer=SafetensorsWriter(folder))
+    assert read == [{"n": 1}]
+    assert SafetensorsReader(folder).values == {"n": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
 def test_damage_is_found_unless_nobody_looks(tmp_path):
     dcp.save({"w": torch.ones(4)}, storage_writer=SafetensorsWriter(tmp_path))
     content = bytearray((tmp_path / tensor_file(0)).read_bytes())

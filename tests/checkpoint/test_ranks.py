@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from torch.distributed.tensor import distribute_tensor
 
 import modicum.checkpoint.publishing
 import modicum.checkpoint.saving
+import modicum.checkpoint.store
 from modicum.checkpoint import CheckpointStore
 from modicum.checkpoint.dcp import SafetensorsReader, SafetensorsWriter
 from modicum.checkpoint.manifest import MANIFEST, tensor_file
@@ -294,6 +296,27 @@ def save_where_no_report_has_room(ranks: Ranks, folder: Path) -> str:
 def test_a_rank_without_room_for_its_report_makes_some_and_ends_the_save(pool, tmp_path):
     for message in pool.run(save_where_no_report_has_room, tmp_path, timeout=60):
         assert message.endswith("the disk is full")
+
+
+def save_of_which_ranks_report_nothing(ranks: Ranks, folder: Path) -> str:
+    def no_room(part, rank, content):
+        raise InputError("the disk is full")
+
+    modicum.checkpoint.saving.report = no_room  # which rank 0 does not write
+    modicum.checkpoint.store.TIMEOUT = timedelta(seconds=0.5)
+    store = CheckpointStore(folder, ranks=ranks, asynchronous=True)
+    store.save(1, {"m": {str(i): torch.ones(100) for i in range(8)}})
+    with pytest.raises(InputError) as caught:
+        store.wait()
+    return str(caught.value)
+
+
+@pytest.mark.ranks
+def test_a_save_under_way_does_not_wait_for_ever_for_a_rank_that_cannot_report(pool, tmp_path):
+    first, other = pool.run(save_of_which_ranks_report_nothing, tmp_path, timeout=60)
+    pool.close()  # these ranks are no longer what they were
+    assert first.endswith("rank 1 has not written its part")
+    assert other == "the disk is full"
 
 
 def damaged(ranks: Ranks, folder: Path) -> tuple[int, list[str]]:

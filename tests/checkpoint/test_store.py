@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import modicum.checkpoint.publishing
 from modicum.checkpoint import CheckpointStore, Damaged
-from modicum.checkpoint.manifest import MANIFEST, tensor_file
+from modicum.checkpoint.manifest import MANIFEST, read_manifest, tensor_file, write_manifest
 from modicum.core.contracts.state import StateRegistry
 from modicum.core.errors import InputError
 from modicum.core.files import write_json
@@ -240,6 +240,25 @@ def test_the_first_format_is_not_taken_for_damage(tmp_path):
     write_json(store.path(10) / MANIFEST, manifest)
     with pytest.raises(InputError, match=r"another version of modicum \(found: 1\); allowed: 2"):
         store.newest()
+
+
+@pytest.mark.parametrize("other", ["../other.safetensors", "/other.safetensors"])
+def test_tensors_are_in_files_of_the_folder_that_have_checksums(tmp_path: Path, other: str) -> None:
+    folder = saved(tmp_path, [5]).path(5)
+    content = read_manifest(folder)
+    tensors = content.pop("tensors")
+    for piece in (piece for each in tensors.values() for piece in each["pieces"]):
+        piece["file"] = other
+    for files in (content["files"], {other: {}}):
+        write_manifest(folder / MANIFEST, content | {"files": files}, json.dumps(tensors))
+        with pytest.raises(Damaged, match="none of the folder's"):
+            read_manifest(folder)
+
+
+def test_a_folder_whose_number_is_none_is_no_checkpoint(tmp_path: Path) -> None:
+    store = saved(tmp_path, [5])
+    (tmp_path / "step-²").mkdir()
+    assert store.steps() == [5]
 
 
 def test_what_a_run_will_do_again_is_forgotten(tmp_path):

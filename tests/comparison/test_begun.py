@@ -14,7 +14,7 @@ from modicum.comparison import cache
 from modicum.comparison.begun import BegunComparison
 from modicum.comparison.budgets import Sized
 from modicum.comparison.comparing import compare, settled
-from modicum.core.errors import DoesNotFit
+from modicum.core.errors import DoesNotFit, InputError
 from modicum.planner import Plan
 from modicum.planner.planning import plan
 from modicum.recipe import Recipe
@@ -98,6 +98,41 @@ def test_a_budget_in_bytes_keeps_the_sizes_that_it_began_with(
     assert (again.fixed, again.unequal) == (begun.fixed, begun.unequal)
     resumed = compare(file, tmp_path / "out", trials=1, seeds=2, **ask)
     assert resumed.to_json() == found.to_json()
+
+
+def test_a_side_without_room_at_its_size_stays_out_too(
+    file: str, quick: QuickRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(recipe: Recipe, **how: Any) -> Plan:
+        if recipe.optimizer["method"] == "galore" and "rank" in recipe.optimizer:
+            raise DoesNotFit("does not fit: 412 MB are free")
+        return plan(recipe, **how)
+
+    ask: dict[str, Any] = {"vary": "optimizer=galore,trion,adamw", "budget": "peak=700kB"}
+    with monkeypatch.context() as patched:
+        patched.setattr("modicum.planner.plan", planned)
+        row = settled([file], **ask).row()["sides"][0]
+        assert row == {"side": "galore", "refused": "does not fit: 412 MB are free"}
+        found = compare(file, tmp_path / "out", trials=1, seeds=2, **ask)
+    resumed = compare(file, tmp_path / "out", trials=1, seeds=2, **ask)
+    assert resumed.to_json() == found.to_json()
+
+
+def test_another_recipe_of_a_side_that_stays_out_is_another_comparison(
+    file: str, quick: QuickRuns, short: dict[str, str], tmp_path: Path
+) -> None:
+    recipe, files = recipe_yaml.load(file), []
+    for name in ("adamw", "sgd", "lion"):
+        files.append(str(tmp_path / f"{name}.yaml"))
+        own = recipe.changed(optimizer={"method": name})
+        Path(files[-1]).write_text(recipe_yaml.dump(own))
+    short["lion"] = "does not fit: 412 MB are free"
+    compare(files, tmp_path / "out", trials=1, seeds=2)
+    short.clear()
+    smaller = recipe.changed(optimizer={"method": "lion"}, training__batch_size=2)
+    Path(files[-1]).write_text(recipe_yaml.dump(smaller))
+    with pytest.raises(InputError, match=r"\(training\.batch_size: 4 there, 2 here \(lion\)\)"):
+        compare(files, tmp_path / "out", trials=1, seeds=2)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"identity": {"protocol": {}}}'])

@@ -52,6 +52,22 @@ def test_an_optimizer_that_keeps_other_things_begins_anew_and_says_so(
     assert counts(tmp_path / "fork") == {seen}
 
 
+def test_a_fork_trains_without_gradients_and_one_of_that_with_them(
+    dataset: Path, finished: Path, tmp_path: Path
+) -> None:
+    blind = full(
+        dataset,
+        training={"steps": 22, "clip_norm": None, "learning_rate": 1e-3},
+        optimizer={"method": "distzo2", "perturbations": 2},
+    )
+    run(blind, tmp_path / "blind", fork=finished)
+    found = CheckpointStore(tmp_path / "blind" / "checkpoints").newest()
+    assert found is not None
+    assert found.state["log"]["updates"].shape == (2, 4)
+    run(full(dataset, training={"steps": 24}), tmp_path / "seeing", fork=tmp_path / "blind")
+    assert counts(tmp_path / "seeing") == {2}
+
+
 @pytest.mark.parametrize(
     ("now", "said"),
     [

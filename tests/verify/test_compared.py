@@ -33,5 +33,6 @@ def test_signs_of_zero_and_tensors_of_other_kinds_are_compared_as_before() -> No
     for dtype in (torch.complex64, torch.complex128):
         value = torch.tensor([complex(1.0, math.nan)], dtype=dtype)
         assert tensor_distance(value, value.clone()) == 0.0
+        assert tensor_distance(*torch.tensor([[3 + 4j], [3 + 2j]], dtype=dtype)) == 0.4
     assert tensor_distance(torch.ones(2), torch.ones(3)) == math.inf
     assert tensor_distance(torch.ones(2), torch.ones(2).double()) == math.inf

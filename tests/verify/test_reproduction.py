@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +62,27 @@ def test_a_run_made_anew_is_the_same_to_the_bit(base: Path, here: None, tmp_path
     weights = "model/model.safetensors"
     assert (tmp_path / "again" / weights).read_bytes() == (base / weights).read_bytes()
     assert {path: path.stat().st_mtime_ns for path in base.rglob("*")} == before
+
+
+def test_a_run_that_writes_the_date_is_made_anew_with_its_own(
+    clean: Path, here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = SimpleNamespace(
+        now=lambda: datetime(2024, 7, 5, 10), fromisoformat=datetime.fromisoformat
+    )
+    (tmp_path / "dated.jinja").write_text(
+        "{{ strftime_now('%d %b %Y') }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    made = values(clean)
+    made["data"] |= {"chat_template": str(tmp_path / "dated.jinja")}
+    with monkeypatch.context() as patched:
+        patched.setattr("modicum.data.tokenizer_files.datetime", then)
+        folder = run(made, tmp_path / "run")
+    done = reproduce(folder, tmp_path / "again", steps=4)
+    assert done.passed, done.findings
+    date = tmp_path / "again" / "tokenizer" / "moment.txt"
+    assert date.read_text() == "2024-07-05T10:00:00\n"
 
 
 def test_the_first_steps_alone_are_compared(adapted: Path, here: None, tmp_path: Path) -> None:

@@ -80,13 +80,27 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise Damaged("damaged: its checksum is another", file=path)
         content: dict[str, Any] = json.loads(b"{" + body)
         _check_format(folder, content["format"])
+        _check_places(content)
     except PermissionError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=folder) from None
     except FileNotFoundError:
         raise Damaged("damaged: this file is missing", file=path) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"damaged: {error}", file=path) from None
     return content
+
+
+def _check_places(content: Mapping[str, Any]) -> None:
+    """Make sure that tensors are in files of the folder, which have checksums.
+
+    Raises:
+        ValueError: one is elsewhere.
+    """
+    files = content["files"]
+    pieces = (box["file"] for each in content["tensors"].values() for box in each["pieces"])
+    for name in {*files, *pieces}:
+        if name not in files or Path(name).name != name:
+            raise ValueError(f"it names the file {name!r}, which is none of the folder's")
 
 
 def _check_format(folder: Path, found: Any) -> None:

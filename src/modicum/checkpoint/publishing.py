@@ -141,13 +141,22 @@ def publish(part: Path, target: Path, manifest: Mapping[str, Any], tensors: str)
     Raises:
         InputError: the disk is full or cannot be written.
     """
-    old = _old(target)
     with disk_errors(part.parent):
         write_manifest(part / MANIFEST, manifest, tensors)
         sync(part)
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(target, old)
-        os.replace(part, target)
+        try:
+            _replace(part, target)
+        except OSError:
+            if not target.exists():
+                raise
+            _replace(part, target)  # a reader has just put the old one back
         sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(_old(target), ignore_errors=True)
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Put a folder in its place; one that is there makes room."""
+    if target.exists():
+        shutil.rmtree(_old(target), ignore_errors=True)
+        os.replace(target, _old(target))
+    os.replace(part, target)

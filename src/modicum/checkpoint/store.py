@@ -23,7 +23,7 @@ from modicum.checkpoint.staging import Staging
 from modicum.checkpoint.tensor_file import chunks, streamed
 from modicum.core.errors import InputError
 from modicum.core.files import remove
-from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.ranks import TIMEOUT, Ranks
 
 
 class CheckpointStore:
@@ -76,7 +76,7 @@ class CheckpointStore:
         return sorted(
             int(path.name.removeprefix("step-"))
             for path in self.folder.glob("step-*")
-            if path.name.removeprefix("step-").isdigit()
+            if path.name.removeprefix("step-").isdecimal()
         )
 
     def path(self, step: int) -> Path:
@@ -215,11 +215,16 @@ class CheckpointStore:
             self._work.thread.join(1.0)
 
     def _ended(self) -> Exception | None:
-        """Wait for this rank's part of the save before, and on rank 0 for all; what went wrong."""
+        """Wait for this rank's part of the save before, and on rank 0 for all; what went wrong.
+
+        Rank 0 waits no longer than others wait for it in an exchange: one may never report.
+        """
         work, self._work = self._work, None
         if work is None:
             return None
         if work.thread is not None:
+            work.thread.join(TIMEOUT.total_seconds())
+            work.given_up = True
             work.thread.join()
         return work.error
 

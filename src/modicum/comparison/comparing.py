@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,7 +107,8 @@ def settled(
     limit = None if budget is None else SharedBudget.parse(budget)
     sides, fixed, found = [], {}, dict[str, Sized]()
     begun = BegunComparison.of(folder)
-    for side in sides_of(recipes, vary, overrides):
+    written = sides_of(recipes, vary, overrides)
+    for side in written:
         stays = f"{side.name} stays out, as when this comparison began"
         tell(stays if side.name in begun.refused else f"planning {side.name}")
         side, size = small_enough(planned(begun.side(side), ranks), ranks)
@@ -119,6 +120,11 @@ def settled(
     if limit is not None and limit.kind == "seconds":
         have_test(sides)  # what is wrong is said before updates are timed
         sides, fixed = _timed(sides, limit, ranks, folder, tell)
+    # Of a refused side the recipe as it is written: a size follows from the memory that is free.
+    sides = [
+        side if side.refused is None else replace(side, recipe=own.recipe)
+        for side, own in zip(sides, written, strict=True)
+    ]
     references = tuple(name for name, each in found.items() if each.reference)
     unequal = {name: each.unequal for name, each in found.items() if each.unequal}
     asked = Settled(tuple(sides), limit, trials, seeds, fixed, references, unequal)
@@ -299,6 +305,11 @@ def run_settled(
         recipes[side.name] = side.recipe.anchored()
         space = spaces[side.name]
         sides.append(Side(side.name, space, {RECIPE: recipe_digest(recipes[side.name])}))
+    refused = {
+        side.name: side.recipe.anchored().plain()
+        for side in asked.sides
+        if side.name not in recipes and side.recipe is not None
+    }
     first = next(iter(recipes.values()))
     tested = have_test(asked.taking_part)
     runs = RunTrials(folder, recipes, parallel, ranks, tested=tested)
@@ -307,6 +318,7 @@ def run_settled(
         refuse_trained_tests([side.plan for side in asked.taking_part if side.plan is not None])
     given = {
         "recipes": {name: recipe.plain() for name, recipe in recipes.items()},
+        "refused": {"recipes": refused},
         "budget": None if asked.budget is None else asked.budget.said,
         "references": list(asked.references),
         "unequal": dict(asked.unequal),

@@ -67,7 +67,8 @@ def within(
     except InputError as error:
         return {}, replace(side, plan=None, refused=str(error)), None
     own = dict(found.settings)
-    return own, with_settings(side, own, ranks), found
+    made = with_settings(side, own, ranks)
+    return own, made, found if made.refused is None else None
 
 
 def with_settings(side: RecipeSide, own: Mapping[str, Any], ranks: int = 1) -> RecipeSide:

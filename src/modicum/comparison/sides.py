@@ -56,6 +56,7 @@ def planned(side: RecipeSide, ranks: int = 1) -> RecipeSide:
 
     if side.recipe is None or side.refused is not None:
         return side
+    side = replace(side, plan=None)  # one that is there is of other settings
     try:
         return replace(side, plan=plan(side.recipe, ranks=ranks))
     except DoesNotFit as error:

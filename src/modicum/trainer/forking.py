@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from modicum.trainer.session import Session
 
 _INPUTS, _OPTIMIZER = "inputs", "optimizer"
+# Views of what optimizers keep: PyTorch's state, and the log of updates without gradients.
+_KEPT = {_OPTIMIZER, "log"}
 # Fields that say what a step makes of what is kept, which is the same whatever these are.
 _OF_A_STEP = frozenset(
     (
@@ -35,6 +37,8 @@ _OF_A_STEP = frozenset(
         "shape_factor",
         "sign_beta",
         "sign_rate",
+        "snapshot",
+        "stream",
         "weight_decay",
     )
 )
@@ -47,8 +51,6 @@ def left_by_fork(session: Session) -> set[str]:
     makes of moments, these could be read as what they are not: they begin anew, and a warning says
     so.
     """
-    if _OPTIMIZER not in session.registry.views:
-        return {_INPUTS}
     before: Mapping[str, Any] | None = None
     if session.ranks.first:
         before = _optimizer_of(Path(session.record.content["forked_from"]))
@@ -61,7 +63,7 @@ def left_by_fork(session: Session) -> set[str]:
         message="what the optimizer kept in the run that this one starts from is not taken up, and "
         f"begins anew: {'; '.join(changed)}",
     )
-    return {_INPUTS, _OPTIMIZER}
+    return {_INPUTS, *_KEPT}
 
 
 def _optimizer_of(folder: Path) -> Mapping[str, Any] | None:

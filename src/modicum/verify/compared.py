@@ -102,21 +102,16 @@ def tensor_distance(one: Tensor, two: Tensor) -> float:
     """
     if one.shape != two.shape or one.dtype != two.dtype:
         return math.inf
-    if _same_bits(one, two):
+    if one.is_complex():
+        one, two = torch.view_as_real(one), torch.view_as_real(two)
+    bits = _INTEGERS[one.element_size()]
+    if torch.equal(one.view(bits), two.view(bits)):
         return 0.0
     mine, theirs = one.double(), two.double()
     size, apart = float(mine.norm()), float((mine - theirs).norm())
     if not (math.isfinite(size) and math.isfinite(apart)):
         return math.inf
     return apart / size if size else (math.inf if apart else 0.0)
-
-
-def _same_bits(one: Tensor, two: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same bits."""
-    if one.is_complex():
-        one, two = torch.view_as_real(one), torch.view_as_real(two)
-    bits = _INTEGERS[one.element_size()]
-    return torch.equal(one.view(bits), two.view(bits))
 
 
 def _apart(one: Any, two: Any) -> str:

@@ -1,12 +1,13 @@
 """A run made anew from what its folder says, and how near the second one comes to the first.
 
-Recipe, seeds, choices and ranks are the run's; data, tokenizer and everything else that a run makes
-before its first update are made again.
+Recipe, seeds, choices, ranks and the date that it may write are the run's; data, tokenizer and
+everything else that a run makes before its first update are made again.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from modicum.core.errors import InputError
 from modicum.core.machine import pick_device
 from modicum.core.progress import StageProgress
 from modicum.core.units import format_duration
+from modicum.data.tokenizer_files import exported_files
 from modicum.parallel.launch import shared_environment
 from modicum.tasks import task_of
 from modicum.trainer.beginnings import changed_inputs, environment
@@ -134,8 +136,13 @@ class Reproduction:
         yield f"{self.steps} steps{ranks}, about {took} by the run's record, compared {within}"
 
     def make(self) -> None:
-        """Make the run anew."""
+        """Make the run anew, with the date that it writes into its conversations."""
         copied(self.run, self.out, 0, parts=())
+        kept = self.run.path / "tokenizer"
+        if dates := set(kept.glob("*")) - set(exported_files(kept)):
+            (self.out / "tokenizer").mkdir()
+            for file in dates:
+                shutil.copyfile(file, self.out / "tokenizer" / file.name)
         launched(Stretch(self.out, self.steps, ranks=self.ranks, finish=self.last))
 
     # Comparing
