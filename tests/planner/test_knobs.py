@@ -40,3 +40,19 @@ def test_an_adapter_of_a_file_stays_what_the_file_holds(
     begun, others = fields(knobs)
     assert new <= begun
     assert fields(knobs, adapter="adapter") == (kept, others)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["int8", "fp16"]),
+        ({"bits": 2}, ["nf4", "int8", "fp16"]),
+        ({"tile_rows": 1, "tile_columns": 1, "zero_points": "fp32"}, []),
+    ],
+)
+def test_forms_in_more_bytes_than_the_recipe_s_own_with_its_fields(
+    fields: dict[str, Any], names: list[str]
+) -> None:
+    recipe = Recipe(model={"path": "model"}, adapter=ADAPTER, linear={"method": "tiles", **fields})
+    knobs = {knob.field: knob.values for knob in loosening(recipe)}
+    assert knobs["linear"] == (*({"method": name} for name in names), None)

@@ -79,10 +79,21 @@ def test_a_budget_on_this_processor_counts_all_of_its_memory_and_no_more(new, mo
     assert made.process_base + made.prediction.peak_bytes > 251_000_000
     assert plan(recipe.changed(budget__memory="1000TB")).prediction == made.prediction
     large = new(model={"width": 512}, training={"batch_size": 1}, budget={"memory": "200GB"})
-    with pytest.raises(DoesNotFit, match=r"^does not fit this machine's memory \(400 MB\)"):
+    with pytest.raises(DoesNotFit, match=r"^does not fit this machine's usable memory \(400 MB\)"):
         plan(large)
-    with pytest.raises(DoesNotFit, match=r"a rank's part of this machine's memory \(200 MB\)"):
+    with pytest.raises(DoesNotFit, match=r"part of this machine's usable memory \(200 MB\)"):
         plan(large.changed(training__batch_size=2), ranks=2)
+
+
+def test_pages_of_files_of_this_process_are_no_more_room_than_it_may_use(new, monkeypatch):
+    monkeypatch.setattr("modicum.planner.refusal.remedies", lambda asked: iter(()))
+    # A container's limit of 400 MB: of the 250 MB that the process holds, 240 MB are of files.
+    monkeypatch.setattr("modicum.core.machine.memory_bytes", lambda: (400_000_000, 390_000_000))
+    recipe = new(model={"width": 512}, training={"batch_size": 1})
+    with pytest.raises(DoesNotFit, match=r"^does not fit this machine's free memory \(400 MB\)"):
+        plan(recipe)
+    with pytest.raises(DoesNotFit, match=r"^does not fit this machine's usable memory \(400 MB\)"):
+        plan(recipe.changed(budget__memory="200GB"))
 
 
 def test_a_host_without_room_for_the_copy_of_the_state_is_named(new):

@@ -17,7 +17,8 @@ def test_what_is_no_number_is_the_worst_wherever_it_stands(spoilt: float) -> Non
     for distances in permutations((0.5, spoilt, 0.0)):
         assert worst(distances) == math.inf
     assert worst((0.5, 0.25)) == 0.5
-    assert worst(()) == 0.0
+    with pytest.raises(ValueError, match="empty"):
+        worst(())
 
 
 def test_a_weight_that_is_no_number_is_the_furthest() -> None:

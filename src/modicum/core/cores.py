@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+
+from modicum.core.control_groups import groups_around
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, under a container's limit if there is one.
+    """The cores that this process may use, under the limits of all control groups around it.
 
     >>> usable_cores() >= 1
     True
     """
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        count = min(count, max(1, int(quota) // int(period)))
+    for group in groups_around():
+        with suppress(OSError, ValueError):  # it has no limit, or is seen by another path in here
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+            count = min(count, max(1, int(quota) // int(period)))
     return count

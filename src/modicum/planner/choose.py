@@ -72,8 +72,8 @@ class Room:
     ) -> Room:
         """The room for one of the ranks that share this machine.
 
-        A budget is no more than there is. On this processor that is all of its memory, since what
-        of it is free changes until the run begins.
+        A budget is no more than there is. On this processor that is all the memory that a process
+        here may use, since what of it is free changes until the run begins.
 
         Args:
             now: what a process holds on the machine that a profile describes; None: the machine is
@@ -82,7 +82,9 @@ class Room:
         """
         here = now is None
         now = resident_bytes() if now is None else now
-        base, host = now + record.still_loaded(), share.of(machine.available_bytes, now)
+        base = now + record.still_loaded()
+        # What is free has pages of files, which are given back at need, and `now` has them again.
+        host = min(share.of(machine.available_bytes, now), machine.memory_bytes)
         if device == "cpu":
             most, owner = host, "this machine's free memory"
             if share.count > 1:
@@ -93,7 +95,7 @@ class Room:
         bound, bounded = limit, name
         if device == "cpu" and here:
             bound = max(most, machine.memory_bytes // share.count)
-            bounded = f"{owner.replace('free ', '')} ({format_bytes(bound)})"
+            bounded = f"{owner.replace('free', 'usable')} ({format_bytes(bound)})"
         if (budget := recipe.budget.memory) is not None:
             limit, name = budget, f"budget.memory ({format_bytes(budget)})"
         if (tensors := recipe.budget.tensors) is not None:

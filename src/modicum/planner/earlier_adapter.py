@@ -9,9 +9,9 @@ from modicum.adapters.base import Adapter
 from modicum.adapters.files import read_stored
 from modicum.adapters.starting import fields_of
 from modicum.core.errors import InputError
-from modicum.core.files import JsonObject, read_json
+from modicum.core.files import JsonObject
 from modicum.core.layers.meta import on_meta
-from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
+from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights, read_digests
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
 
@@ -68,10 +68,7 @@ def _check_base(folder: Path, inputs: Inputs) -> None:
     digests = folder / BASE_WEIGHTS
     if not digests.is_file() or not inputs.weights:
         return
-    before = read_json(digests)
-    if not isinstance(before, dict):
-        raise InputError("this is no JSON object", file=digests)
-    if changed := changed_weights(inputs.model_folder, before):
+    if changed := changed_weights(inputs.model_folder, read_digests(digests)):
         raise InputError(
             f"this adapter was trained on other base weights than model.path has "
             f"({', '.join(changed)})",

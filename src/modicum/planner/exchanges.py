@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from modicum.comm.base import MatrixMethod, Schedule
-from modicum.core.contracts.method import Method
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
 from modicum.core.machine import Machine
@@ -69,34 +68,40 @@ def wire_query(recipe: Recipe, prediction: Prediction, device: str, rate: float)
         rate: operations a second that a step reaches.
     """
     comm, choice, late = recipe.method("comm"), prediction.choice, 0.0
+    # Who says which ranks an exchange is to take for a host says it of its hops too.
+    stated = getattr(comm, "ranks_per_node", None) or ranks_on_a_host(choice.layout.ranks)
+    wires, updates = prediction.ledger.wire, prediction.update_wires
+    passing = wires[: len(wires) - len(updates)]
     if isinstance(comm, MatrixMethod):
-        sums = (w.count for w in prediction.ledger.wire if w.collective == "all_reduce")
-        late = comm.late_part(max(1, sum(sums)))
+        late = comm.late_part(max(1, sum(w.count for w in passing if w.collective == "all_reduce")))
     return WireQuery(
-        prediction.ledger.wire,
+        passing,
         choice.layout,
-        (prediction.flops + prediction.coding_flops) / rate
-        + coding_seconds(prediction.ledger.wire, device),
+        (prediction.flops + prediction.coding_flops) / rate + coding_seconds(wires, device),
         choice.micro_batches,
         device,
         isinstance(comm, Schedule),
         late,
-        _waits(comm, choice.layout),
+        _waits(recipe, choice.layout),
         2 if recipe.parallel.reshard_after_forward else 1,
-        ranks_on_a_host(choice.layout.ranks),
+        min(stated, choice.layout.ranks),
+        isinstance(comm, MatrixMethod) and comm.sums_matrices_on_rows,
+        updates,
     )
 
 
-def _waits(comm: Method | None, layout: Layout) -> list[Literal["gathers", "sums"]]:
+def _waits(recipe: Recipe, layout: Layout) -> list[Literal["gathers", "sums"]]:
     """Which of FSDP2's calls on a CPU are waited for where they are asked for."""
     if layout.copies or layout.shards == 1:
         return []
     if not calls_travel():
         return ["gathers", "sums"]
     found: list[Literal["gathers", "sums"]] = []
+    comm = recipe.method("comm")
     if comm is not None and not isinstance(comm, MatrixMethod):
         found.append("gathers")  # which it codes
-    if layout.replicas > 1:
+    made_by = recipe.methods()["optimizer"].traits(recipe.fields("optimizer"))
+    if layout.replicas > 1 or "frees_gradient_in_backward" in made_by:
         found.append("sums")
     return found
 

@@ -7,13 +7,14 @@ method, the rows, the shape of a new model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from modicum.core.contracts.method_record import MethodRecord
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import linear_form
+from modicum.linears.base import LinearMethod
 from modicum.recipe import Recipe, methods_for
 
 EXACT, NUMERICS, METHOD, ROWS, SHAPE = range(5)
@@ -149,16 +150,18 @@ def _frozen_forms(recipe: Recipe) -> list[str]:
 
 def _larger_forms(recipe: Recipe) -> list[dict[str, Any]]:
     """The ways to hold frozen weights in more bytes, as sections, the one in most bytes last."""
-    own = recipe.methods()["linear"].name
+    own = recipe.method("linear")
+    assert isinstance(own, LinearMethod)
+    least = _held(own.info.name, own.arguments(_WIDTH, _WIDTH))
     known = methods_for("linear", recipe.plugins).items()
     held = {name: _held(name) for name, record in known if _cost(record) == NUMERICS}
-    names = [name for name in held if held[name] > held[own]]
+    names = [name for name in held if name != own.info.name and held[name] > least]
     return [{"method": name} for name in sorted(names, key=held.__getitem__)]
 
 
-def _held(form: str) -> int:
-    """Bytes of a layer in a form, to compare it by."""
-    return linear_form(form).weight_bytes(_WIDTH, _WIDTH)
+def _held(form: str, arguments: Mapping[str, Any] | None = None) -> int:
+    """Bytes of a layer in a form, to compare it by; with the defaults of what is left out."""
+    return linear_form(form).weight_bytes(_WIDTH, _WIDTH, **(arguments or {}))
 
 
 def _methods(recipe: Recipe) -> Iterator[Knob]:

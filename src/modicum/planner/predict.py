@@ -20,6 +20,7 @@ from modicum.core.contracts.ledger import (
     Ledger,
     ModelQuery,
     Phase,
+    Wire,
 )
 from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.parameters import trained_shapes
@@ -114,6 +115,7 @@ class Prediction:
         positions: of a micro-batch.
         built: layers whose adapter chooses by `positions` whether its change is built, forward and
             backward, with what it chooses.
+        update_wires: of the ledger's calls the last ones, which the optimizer makes in its update.
     """
 
     choice: Choice
@@ -133,6 +135,7 @@ class Prediction:
     larger_forms: Mapping[str, float] = field(default_factory=dict)
     positions: int = 0
     built: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+    update_wires: tuple[Wire, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -301,7 +304,7 @@ class Predictor:
             narrow_matrices(recipe, model),
             coding_flops(recipe, structure, choice.layout),
             thin_matrices(recipe, model), structure.larger_forms, shape.positions,
-            structure.built(shape.positions),
+            structure.built(shape.positions), state.wire,
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:

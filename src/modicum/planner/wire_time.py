@@ -5,7 +5,8 @@ several hosts, of another one. Gradients of replicas and of sharded optimizer st
 bucket while the last micro-batch's backward pass runs, so the last bucket begins when that is over;
 weights that come of them are waited for. Of FSDP2's calls on a CPU each travels while the block
 before or after it computes, so a pass takes what is longer, its calls or its computing, and one
-part of the other. What a CPU spends on moving bytes is not there for computing.
+part of the other. What an optimizer sends in its update is waited for. What a CPU spends on moving
+bytes is not there for computing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class WireQuery:
     """An update, as its time on the wire is asked for.
 
     Args:
-        wires: of the ledger.
+        wires: of its passes, and of the weights that come of them.
         layout: of the ranks.
         compute: seconds that an update takes where nothing travels.
         micro_batches: in an update.
@@ -39,6 +40,8 @@ class WireQuery:
         waits: of FSDP2's calls on a CPU, which are waited for where they are asked for.
         gathered: how often FSDP2 gathers a block in a micro-batch.
         on_a_host: how many ranks a host has; 0: all are on one.
+        sums_once: whether FSDP2's sums are of the last micro-batch alone, not of each.
+        updates: calls of the optimizer's update, which are not among `wires`.
     """
 
     wires: tuple[Wire, ...]
@@ -51,12 +54,16 @@ class WireQuery:
     waits: Collection[Literal["gathers", "sums"]] = ()
     gathered: int = 2
     on_a_host: int = 0
+    sums_once: bool = False
+    updates: tuple[Wire, ...] = ()
 
     def among(self, axis: str) -> int:
         """How many ranks a call over an axis has."""
         ranks, here = self.layout.ranks, self.on_a_host or self.layout.ranks
-        sizes = {SHARD: self.layout.shards, REPLICATE: self.layout.replicas}
-        return (sizes | {LOCAL: here, NODE: ranks // here}).get(axis, ranks)
+        sizes = {SHARD: self.layout.shards, LOCAL: here, NODE: ranks // here}
+        if self.layout.replicas > 1:  # else an exchange of matrices goes over all ranks
+            sizes[REPLICATE] = self.layout.replicas
+        return sizes.get(axis, ranks)
 
     def way(self, axis: str, link: MeasuredLink) -> MeasuredLink:
         """The link that calls over an axis go by, where `link` is the one between hosts."""
@@ -88,6 +95,13 @@ class _Calls:
     seconds: float = 0.0
     count: float = 0
 
+    def __add__(self, other: _Calls) -> _Calls:
+        return _Calls(self.seconds + other.seconds, self.count + other.count)
+
+    def part(self, share: float) -> _Calls:
+        """So much of them."""
+        return _Calls(share * self.seconds, share * self.count)
+
     @classmethod
     def of(cls, wires: Iterable[Wire], at: WireQuery, link: MeasuredLink) -> _Calls:
         seconds, counts = 0.0, Counter[str]()
@@ -113,20 +127,21 @@ def wire_time(at: WireQuery, link: MeasuredLink) -> WireTime:
         for of_sums in (True, False)
     )
     summing, gathering = (_Calls.of(wires, at, link) for wires in (sums, gathers))
-    moved = 0.0
+    updating, moved = _Calls.of(at.updates, at, link).seconds, 0.0
     if at.device == "cpu":
-        moved = sum(at.way(wire.axis, link).cpu * wire.bytes for wire in at.wires)
-    busy, once = summing.seconds + gathering.seconds, at.compute / at.micro_batches
+        moved = sum(at.way(w.axis, link).cpu * w.bytes for w in (*at.wires, *at.updates))
+    passing, once = summing.seconds + gathering.seconds, at.compute / at.micro_batches
+    busy, after = passing + updating, updating + moved
     forward, backward = FORWARD * once, (1 - FORWARD) * once
     if at.layout.shards > 1 and not at.layout.copies:
         if at.device != "cpu":
-            return WireTime(busy, max(0.0, busy - at.compute))
-        return WireTime(busy, _of_blocks(at, gathering, summing) + moved)
+            return WireTime(busy, max(0.0, passing - at.compute) + updating)
+        return WireTime(busy, _of_blocks(at, gathering, summing) + after)
     early, late = (1 - at.late) * summing.seconds, at.late * summing.seconds
     last = early / max(1, summing.count * (1 - at.late))
     waited = max(last, early - backward) + late
     waited += max(0.0, gathering.seconds - forward) if at.deferred else gathering.seconds
-    return WireTime(busy, waited + moved)
+    return WireTime(busy, waited + after)
 
 
 def _of_blocks(at: WireQuery, gathers: _Calls, sums: _Calls) -> float:
@@ -134,14 +149,21 @@ def _of_blocks(at: WireQuery, gathers: _Calls, sums: _Calls) -> float:
     around = _Calls() if "gathers" in at.waits else gathers
     early = _Calls() if "sums" in at.waits else _Calls((1 - at.late) * sums.seconds, sums.count)
     waited = gathers.seconds - around.seconds + sums.seconds - early.seconds
-    ahead = _Calls(around.seconds / at.gathered, around.count / at.gathered)
-    again = _Calls(around.seconds - ahead.seconds, around.count - ahead.count)
-    backward = _Calls(again.seconds + early.seconds, again.count + early.count)
-    for part, along in ((FORWARD, ahead), (1 - FORWARD, backward)):
-        pieces, compute = max(1.0, along.count / at.micro_batches), part * at.compute
-        # All of what is longer, and one piece of the other, with which nothing goes along.
-        waited += max(along.seconds / pieces, along.seconds + compute / pieces - compute)
-    return waited
+    times, last = at.micro_batches, 1 / at.micro_batches
+    forward, backward = FORWARD * at.compute, (1 - FORWARD) * at.compute
+    again = around.part(1 - 1 / at.gathered)
+    waited += _longer(around.part(1 / at.gathered), forward, times)
+    if not at.sums_once:
+        return waited + _longer(again + early, backward, times)
+    waited += _longer(again.part(1 - last), (1 - last) * backward, times - 1)
+    return waited + _longer(again.part(last) + early, last * backward, 1)
+
+
+def _longer(along: _Calls, compute: float, passes: int) -> float:
+    """Seconds by which so many passes are longer for the calls that travel along with them."""
+    pieces = max(1.0, along.count / max(1, passes))
+    # All of what is longer, and one piece of the other, with which nothing goes along.
+    return max(along.seconds / pieces, along.seconds + compute / pieces - compute)
 
 
 def break_even(dense: WireQuery, other: WireQuery, link: MeasuredLink) -> float | None:

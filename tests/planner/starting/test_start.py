@@ -133,7 +133,7 @@ def test_a_recipe_for_a_larger_machine_is_made_by_the_budget_that_is_stated(
     made = start(str(hollow(SMALL)), str(rows), asked={"budget.tensors": "1GB"})
     assert made.recipe.adapter is None
     assert made.plan is None
-    assert "does not fit this machine's memory (281 MB)" in str(made.refused)
+    assert "does not fit this machine's usable memory (281 MB)" in str(made.refused)
 
 
 @pytest.mark.expensive

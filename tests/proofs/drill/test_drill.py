@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections import Counter
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from modicum.core.errors import FoundWanting, InputError
-from modicum.proofs.drill import Case, Drilled, Result, draw, drill
+from modicum.proofs.drill import Case, Drilled, Result, draw, drill, drilling
 from modicum.proofs.drill.cases import ALSO, MOST_ROOMS, rooms
 from modicum.proofs.drill.compared import differing
 from modicum.recipe import SLOTS, Recipe
@@ -100,6 +101,35 @@ def test_rows_that_differ_are_found(tmp_path: Path) -> None:
     found = differing(tmp_path / "one", tmp_path / "other")
     assert found[0] == "metrics.jsonl differs, from step 2"
     assert any("state" in what for what in found)
+
+
+@pytest.mark.parametrize(
+    ("ran", "exported", "fault"),
+    [
+        (None, 2.0, "its validation loss is not finite"),
+        (2.0, math.nan, "what was exported scores nan, the run 2.000000"),
+        (2.0, 2.5, "what was exported scores 2.500000, the run 2.000000"),
+        (2.0, 2.0, None),
+    ],
+)
+def test_a_score_that_is_no_number_is_a_fault(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ran: float | None,
+    exported: float,
+    fault: str | None,
+) -> None:
+    content = {"peak_bytes": {"measured": 1, "predicted": 1}, "final": {"validation_loss": ran}}
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "calm" / "run.json").write_text(json.dumps(content))
+    monkeypatch.setattr(drilling, "_train", lambda *given, **named: (0, ""))
+    monkeypatch.setattr(drilling, "_kill", lambda *given: None)
+    monkeypatch.setattr(drilling, "differing", lambda *given: [])
+    monkeypatch.setattr(drilling, "exported_score", lambda *given: exported)
+    result = Result(draw(0, 0))
+    drilling._run(result.case, {"training": {"precision": "fp32"}}, tmp_path, result)
+    assert result.faults == ([] if fault is None else [fault])
+    assert json.loads(json.dumps(result.as_json(), allow_nan=False))["loss"] == ran
 
 
 def test_what_does_not_end_in_time_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
+from modicum.core.control_groups import groups_around
 from modicum.core.cores import usable_cores
 from modicum.core.errors import InputError
 from modicum.core.extras import library
 from modicum.core.machine.identity import processor
 
 _WARM_UP_SECONDS = 0.3
-# Control groups (version 2): where they are, and the file that says which one this process is in.
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Machine:
     Args:
         cores: that the process may use.
         threads: that PyTorch computes with; `flops` is their rate.
+        memory_bytes: that the process may use; `available_bytes`: what of that is free.
     """
 
     processor: str
@@ -86,25 +86,18 @@ def versions() -> dict[str, str]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """All there is, and what can be had without swapping, under a container's limit if any."""
+    """What this process may use, and what of that is free without swapping.
+
+    Both are under the limits of all control groups around the process, as a container's.
+    """
     memory = library("psutil", "cli", "a plan").virtual_memory()
-    return memory.total, max(min([memory.available, *_left_in_groups()]), 0)
-
-
-def _left_in_groups() -> list[int]:
-    """Bytes that each control group around this process leaves it, where one has a limit."""
-    own = ""
-    with suppress(OSError):
-        lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
-        own = next((line[3:] for line in lines if line.startswith("0::")), "")
-    names = [name for name in own.split("/") if name]
-    found = []
-    for depth in range(len(names) + 1):
-        folder = CGROUPS.joinpath(*names[:depth])
+    total, available = memory.total, memory.available
+    for group in groups_around():
         with suppress(OSError, ValueError):  # it has no limit, or is seen by another path in here
-            limit, used = (int((folder / f"memory.{it}").read_text()) for it in ("max", "current"))
-            found.append(limit - max(0, used - _pages_of_files(folder)))
-    return found
+            limit, used = (int((group / f"memory.{it}").read_text()) for it in ("max", "current"))
+            total = min(total, limit)
+            available = min(available, limit - max(0, used - _pages_of_files(group)))
+    return total, max(available, 0)
 
 
 def _pages_of_files(folder: Path) -> int:

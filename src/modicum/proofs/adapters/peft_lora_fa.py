@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from modicum.adapters.lora_fa import LoRAFA
 from modicum.core.extras import library
+from modicum.proofs.distances import worst
 
 STEPS, RANK, ALPHA, RATE, EPSILON = 20, 8, 16.0, 1e-3, 1e-6
 BETAS = (0.9, 0.999)
@@ -75,8 +76,8 @@ def differences(*, correct: bool) -> Differences:
     mine = _losses(ours, _PeftAdamW(list(adapter.parameters())))
     with _product_in_fp32(rival):
         their = _losses(theirs, optimizer)
-    loss = max(abs(one - other) for one, other in zip(mine, their, strict=True))
-    factor = max(
+    loss = worst(abs(one - other) for one, other in zip(mine, their, strict=True))
+    factor = worst(
         (layer.get_parameter("B") - twins[name].lora_B["default"].weight).abs().max().item()
         for name, layer in adapter.layers()
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from modicum.adapters.base import Adapter
 from modicum.proofs.base import ProofRun
+from modicum.proofs.distances import worst
 
 STEPS = 20
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -51,7 +52,7 @@ def same_as_peft(
     different = (_logits(ours, tokens) - _logits(theirs, tokens)).abs().max().item()
     run.at_most("largest difference of a logit from PEFT's", different, 1e-6, part="check")
     losses = [_losses(model, tokens) for model in (ours, theirs)]
-    gap = max(abs(one - other) for one, other in zip(*losses, strict=True))
+    gap = worst(abs(one - other) for one, other in zip(*losses, strict=True))
     sentence = f"largest difference of a loss from PEFT's in {STEPS} steps"
     run.at_most(sentence, gap, 1e-5, part="check")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from modicum.proofs.base import ProofRun, ratios
 from modicum.proofs.comm.bounded_curve import over_its_bound
+from modicum.proofs.distances import worst
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.replicated_training"
@@ -47,7 +48,7 @@ def prove(run: ProofRun) -> None:
     off = max(abs(arm["bytes"] - arm["said"]) for arm in found.values())
     run.at_most("bytes by which the ledger is off the meter", off, 0, part="check")
     told = {"arm": WIDE, "size": size | {"steps": 10}}
-    apart = max(at_ranks(f"{BENCH}:bits_apart", RANKS, told))
+    apart = worst(at_ranks(f"{BENCH}:bits_apart", RANKS, told))
     run.at_most("a weight in 32 bits, apart from plain replicas'", apart, 0, part="check")
     if run.full:
         is_null = "32 bits in place of 16"

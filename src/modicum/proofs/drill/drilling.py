@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 
 from modicum.core.errors import DoesNotFit, FoundWanting, InputError, ModicumError
+from modicum.core.plain_values import finite
 from modicum.core.progress import Listener
+from modicum.proofs.distances import worst
 from modicum.proofs.drill.cases import NEW, RANKS, STEPS, TEXT, Case, draw
 from modicum.proofs.drill.compared import differing, exported_score
 
@@ -54,7 +56,8 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """The result as plain values."""
-        return asdict(self) | {"passed": self.passed, "name": self.case.name}
+        values: dict[str, Any] = finite(asdict(self))
+        return values | {"passed": self.passed, "name": self.case.name}
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def _run(case: Case, recipe: dict[str, Any], folder: Path, result: Result) -> No
     result.loss = loss
     result.exported_loss = exported_score(recipe, calm)
     within = EXPORT_WITHIN[recipe["training"]["precision"]]
-    if abs(result.exported_loss - result.loss) > within * abs(result.loss):
+    if worst([abs(result.exported_loss - result.loss)]) > within * abs(result.loss):
         result.faults.append(
             f"what was exported scores {result.exported_loss:.6f}, the run {result.loss:.6f}"
         )
