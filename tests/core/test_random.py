@@ -113,6 +113,21 @@ def test_every_dtype_and_layout_gets_the_same_draw():
     )
 
 
+def test_draws_are_those_of_the_cpu_whatever_device_torch_has_by_default() -> None:
+    drawn = [
+        uniform_(torch.empty(6), -1.0, 2.0, seed=0, name="u"),
+        normal_(torch.empty(6), seed=0, name="n"),
+    ]
+    with torch.device("meta"):
+        again = [
+            uniform_(torch.empty(6, device="cpu"), -1.0, 2.0, seed=0, name="u"),
+            normal_(torch.empty(6, device="cpu"), seed=0, name="n"),
+        ]
+        chosen = sample(5000, 2600, seed=0), bits(7, seed=0)
+    assert all(map(torch.equal, drawn, again))
+    assert [(each.device.type, len(each)) for each in chosen] == [("meta", 2600), ("meta", 7)]
+
+
 @pytest.mark.parametrize(("n", "k"), [(7, 0), (7, 1), (7, 3), (7, 6), (7, 7), (5000, 2400)])
 def test_a_sample_has_different_numbers_in_their_order(n: int, k: int) -> None:
     chosen = sample(n, k, seed=1, name="places").tolist()

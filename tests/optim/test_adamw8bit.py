@@ -55,6 +55,15 @@ def test_a_part_of_the_rows_has_the_same_codes(
     assert bool((apart <= 0.9 / 64 / 2 * values.abs().amax(dim=1) * 1.01).all())
 
 
+@pytest.mark.parametrize("shape", [(6, 5), (7,)], ids=str)
+def test_weights_in_fp64_are_not_rounded(shape: tuple[int, ...]) -> None:
+    weight = nn.Parameter(numbers(*shape).double() + 1e-12)
+    optimizer, before = AdamW8bit([weight], lr=0.1, smallest=SMALLEST), weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert torch.equal(weight, before)
+
+
 def test_a_second_moment_does_not_become_zero_by_rounding() -> None:
     moment = torch.tensor([[1.0, 1e-12, 0.0], [0.0, 0.0, 0.0]])
     back = decode(*encode(moment, signed=False), signed=False)

@@ -34,6 +34,16 @@ def test_rows_of_equal_numbers_come_back_as_they_are(bits: CarriedBits) -> None:
     assert torch.equal(carried.open(state, (2, 5)), values)
 
 
+@pytest.mark.parametrize(("before", "after"), [(16, 32), (32, 16)])
+def test_what_was_kept_in_other_bits_has_these_after_a_step(
+    before: CarriedBits, after: CarriedBits
+) -> None:
+    carried, state = CarriedOver(bits=after), dict[str, Any]()
+    CarriedOver(bits=before).close(state, numbers(9, 6))
+    carried.close(state, carried.open(state, (9, 6)).mul_(1 + 1e-6))
+    assert state["error"].nbytes == carried.nbytes((9, 6))
+
+
 @pytest.mark.parametrize("shape", [(9, 6), (6, 9)], ids=str)
 def test_what_was_applied_and_what_is_left_are_the_sum_of_gradients(shape: tuple[int, int]) -> None:
     carried, projector, state = CarriedOver(), DCTProjector(2), dict[str, Any]()

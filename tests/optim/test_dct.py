@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
-from modicum.optim.dct import DCTProjector, Transform, dct, dct_basis
+from modicum.optim.dct import DCTProjector, Transform, _twiddles, dct, dct_basis
 from modicum.optim.selections import PLACES
 from modicum.proofs.contracts.optim.subjects import numbers
 
@@ -33,6 +33,16 @@ def test_the_transform_is_the_product_and_scipys(width: int) -> None:
     theirs = torch.from_numpy(fft.dct(matrix.double().numpy(), type=2, norm="ortho", axis=1))
     torch.testing.assert_close(product.double(), theirs, rtol=0, atol=1e-5)
     torch.testing.assert_close(dct(matrix).double(), theirs, rtol=0, atol=1e-5)
+
+
+def test_a_default_device_changes_nothing() -> None:
+    matrix, basis = numbers(7, 6), dct_basis(6, CPU)
+    expected = dct(matrix)
+    dct_basis.cache_clear()
+    _twiddles.cache_clear()
+    with torch.device("meta"):
+        assert torch.equal(dct_basis(6, CPU), basis)
+        assert torch.equal(dct(matrix), expected)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modicum.optim import GaLore
+from modicum.optim import GaLore, projectors
 from modicum.optim.rules import Momentum
 from modicum.proofs.contracts.optim.subjects import numbers
 
@@ -144,3 +144,21 @@ def test_of_a_first_gradient_of_zeros_no_subspace_is_kept(fields: dict[str, Any]
     run(other, fresh, 3)
     assert torch.equal(late, fresh)
     assert torch.equal(ours.state[late]["right"], other.state[fresh]["right"])
+
+
+def test_of_gradients_that_stay_zero_one_subspace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, svd = [], projectors.truncated_svd
+
+    def counted(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        found.append(rank)
+        return svd(matrix, rank)
+
+    monkeypatch.setattr(projectors, "truncated_svd", counted)
+    weight = nn.Parameter(numbers(9, 6))
+    optimizer = GaLore([weight], rank=2, update_gap=50)
+    for _ in range(4):
+        weight.grad = torch.zeros(9, 6)
+        optimizer.step()
+    assert len(found) == 1
+    run(optimizer, weight, 3)
+    assert len(found) == 2

@@ -39,6 +39,14 @@ def test_twenty_steps_are_those_of_pytorch_optimizer() -> None:
     assert (ours - theirs).abs().max() < 1e-6
 
 
+def test_weights_in_fp64_are_updated_in_fp64() -> None:
+    weight = nn.Parameter(numbers(13, 7, dtype=torch.float64))
+    optimizer, before = Lion([weight], lr=0.02), weight.detach().clone()
+    weight.grad = 1e-60 * numbers(13, 7, name="gradient", dtype=torch.float64)
+    optimizer.step()
+    assert torch.equal(weight, before - 0.02 * weight.grad.sign())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_state_is_half_of_adamws_moments_to_the_byte(dtype: torch.dtype) -> None:
     at = OptimizerQuery(trained_shapes(llama(dtype)))

@@ -135,8 +135,9 @@ def cut_along_columns(ranks: Ranks) -> None:
     parameter = nn.Parameter(weight)
     optimizer = GaLore([parameter], rank=2)
     parameter.grad = weight.clone()
-    with pytest.raises(ValueError, match="along dimension 0"):
-        optimizer.step()
+    for _ in range(2):  # the second step says the same
+        with pytest.raises(ValueError, match="along dimension 0"):
+            optimizer.step()
 
 
 @pytest.mark.ranks
@@ -162,7 +163,7 @@ def test_rows_that_are_sharded_once_more_are_refused_and_a_lone_rank_shards_noth
     for sizes in ((2, 1), (1, 2)):
         assert pool.run(sharded_twice, sizes) == [(0, 2), (1, 2)]
     for said in pool.run(sharded_twice, (2, 2), ranks=4):
-        assert "sharded along dimension 0 more than once" in said
+        assert "sharded over several dimensions of a mesh" in said
 
 
 def in_copies(ranks: Ranks) -> list[Tensor]:

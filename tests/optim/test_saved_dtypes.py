@@ -9,7 +9,18 @@ import torch
 from torch import nn
 
 from modicum.core.errors import InputError
-from modicum.optim import FRUGAL, SOAP, AdamW, AdamW8bit, DCTAdamW, GaLore, Muon, NAdamW
+from modicum.optim import (
+    FRUGAL,
+    SGD,
+    SOAP,
+    AdamW,
+    AdamW8bit,
+    DCTAdamW,
+    GaLore,
+    Lion,
+    Muon,
+    NAdamW,
+)
 from modicum.proofs.contracts.optim.subjects import numbers
 
 SHAPE = (64, 64)
@@ -27,6 +38,13 @@ PAIRS: list[tuple[Made, Made, str]] = [
     ((AdamW, {}), (AdamW8bit, {}), "uint8"),
     ((AdamW8bit, {}), (AdamW8bit, {"smallest": 5000}), "uint8"),
     ((AdamW, {}), (NAdamW, {}), "its groups have no matrix"),
+    ((FRUGAL, {"density": 0.0}), (GaLore, {"rank": 8}), "is nothing, and this optimizer keeps"),
+    ((AdamW8bit, {}), (Lion, {}), "uint8"),
+    ((AdamW, {}), (Lion, {}), "exp_avg_sq"),
+    ((GaLore, {"rank": 8}), (Lion, {}), "its groups have no betas"),
+    ((AdamW8bit, {}), (AdamW, {}), "uint8"),
+    ((Lion, {}), (AdamW, {}), "its groups have no eps"),
+    ((AdamW, {}), (SGD, {}), "its groups have no dampening"),
 ]
 
 
@@ -73,3 +91,15 @@ def test_a_matrix_whose_turn_has_not_come_has_nothing() -> None:
     other.load_state_dict(optimizer.state_dict())
     other.step()
     assert {float(state["step"]) for state in other.state.values()} == {2.0}
+
+
+@pytest.mark.parametrize("kind", [AdamW, Lion, SGD])
+def test_state_of_the_same_method_is_taken_in_the_dtype_of_the_weights(kind: Any) -> None:
+    saved = stepped((kind, {})).state_dict()
+    [weight] = weights = [nn.Parameter(numbers(*SHAPE).bfloat16())]
+    optimizer = kind(weights, lr=0.01)
+    optimizer.load_state_dict(saved)
+    kept = {key: value for key, value in optimizer.state[weight].items() if key != "step"}
+    assert kept.keys() == saved["state"][0].keys() - {"step"}
+    for key, value in kept.items():
+        assert torch.equal(value, saved["state"][0][key].bfloat16())

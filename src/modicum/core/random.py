@@ -2,7 +2,8 @@
 
 A draw is a function of (seed, step, name, offset) and of nothing else: no hidden state, no order
 of construction, no device. A shard that holds elements 1000 to 1999 of a parameter draws just
-those, and they are the ones that the full parameter would have.
+those, and they are the ones that the full parameter would have. Draws are made on the CPU: others
+round otherwise, or have no fp64.
 
 What rounds at random draws one number for each that is sent, and takes `mixed` words: on a CPU a
 draw costs a quarter. Everything else draws from `philox`.
@@ -89,9 +90,18 @@ def _signed(word: int) -> int:
 
 
 def bits(count: int, *, seed: int, name: str = "", step: int = 0, offset: int = 0) -> Tensor:
-    """`count` words of 32 bits, int64 [count], from place `offset` of the stream on."""
+    """`count` words of 32 bits, int64 [count], from place `offset` of the stream on.
+
+    They are on torch's default device, as `sample`'s numbers are.
+    """
+    words = _bits(count, seed=seed, name=name, step=step, offset=offset)
+    return words.to(torch.get_default_device())
+
+
+def _bits(count: int, *, seed: int, name: str, step: int = 0, offset: int = 0) -> Tensor:
+    """`bits` on the CPU."""
     first, last = offset // 4, (offset + count + 3) // 4
-    counter = torch.arange(first, last, dtype=torch.int64)
+    counter = torch.arange(first, last, dtype=torch.int64, device="cpu")
     words = philox(counter, key(seed, name, step)).flatten()
     return words[offset - 4 * first :][:count]
 
@@ -111,16 +121,21 @@ def sample(n: int, k: int, *, seed: int, name: str = "") -> Tensor:
     """
     if not 0 <= k <= n:
         raise ValueError(f"{k} different numbers below {n}")
+    return _sample(n, k, seed, name).to(torch.get_default_device())
+
+
+def _sample(n: int, k: int, seed: int, name: str) -> Tensor:
+    """`sample` on the CPU."""
     if k > n - k:
-        kept = torch.ones(n, dtype=torch.bool)
-        kept[sample(n, n - k, seed=seed, name=name)] = False
+        kept = torch.ones(n, dtype=torch.bool, device="cpu")
+        kept[_sample(n, n - k, seed, name)] = False
         return kept.nonzero().flatten()
     # The first k different ones of a sequence of independent numbers.
-    drawn = torch.empty(0, dtype=torch.int64)
+    drawn = torch.empty(0, dtype=torch.int64, device="cpu")
     chosen = drawn
     while chosen.numel() < k:
         more = max(64, (k - chosen.numel()) * 3 // 2)
-        words = bits(2 * more, seed=seed, name=name, offset=2 * drawn.numel()).view(-1, 2)
+        words = _bits(2 * more, seed=seed, name=name, offset=2 * drawn.numel()).view(-1, 2)
         drawn = torch.cat([drawn, ((words[:, 0] << 31) ^ words[:, 1]) % n])
         values, at = drawn.sort(stable=True)
         first = at[torch.cat([at.new_ones(1, dtype=torch.bool), values[1:] != values[:-1]])]
@@ -152,7 +167,7 @@ def uniform_(
     """
 
     def draw(count: int, start: int) -> Tensor:
-        words = bits(count, seed=seed, name=name, step=step, offset=start)
+        words = _bits(count, seed=seed, name=name, step=step, offset=start)
         return ((words >> 8).double() + 0.5) * (2.0**-24 * (high - low)) + low
 
     return _fill(tensor, draw, width=1, offset=offset)
@@ -171,7 +186,7 @@ def normal_(
     """Fill `tensor` in place with N(mean, std^2), by Box-Muller on two words an element."""
 
     def draw(count: int, start: int) -> Tensor:
-        words = bits(2 * count, seed=seed, name=name, step=step, offset=2 * start).view(count, 2)
+        words = _bits(2 * count, seed=seed, name=name, step=step, offset=2 * start).view(count, 2)
         unit = (words.double() + 0.5) * 2.0**-32
         radius = torch.sqrt(-2.0 * torch.log(unit[:, 0]))
         return radius * torch.cos(2.0 * math.pi * unit[:, 1]) * std + mean

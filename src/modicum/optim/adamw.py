@@ -51,6 +51,7 @@ class AdamW(TorchStep, torch.optim.AdamW):
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )
+    keeps = "exp_avg", "exp_avg_sq"
     search = SearchTable({"betas": SearchChoice(((0.9, 0.95), (0.9, 0.999)), (0.9, 0.95))})
 
     def __init__(

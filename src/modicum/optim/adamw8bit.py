@@ -35,6 +35,7 @@ from modicum.optim.copies import CopiedOptimizer
 from modicum.optim.kept import StateShape
 from modicum.optim.ledger import gradients
 from modicum.optim.parts import COUNTER
+from modicum.optim.row_steps import wide
 from modicum.optim.saved_dtypes import load_as_saved
 from modicum.optim.with_gradients import with_gradients
 
@@ -232,14 +233,14 @@ def _step(
     group: Mapping[str, Any],
     age: int,
 ) -> None:
-    """AdamW's update of weight and moments, in place and in fp32."""
+    """AdamW's update of weight and moments, in place and in fp32; a weight in fp64 stays so."""
     (first, second), rate = group["betas"], group["lr"]
     mean, square, gradient = moments["exp_avg"], moments["exp_avg_sq"], gradient.float()
     mean.mul_(first).add_(gradient, alpha=1 - first)
     square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
     root = square.sqrt().div_(math.sqrt(1 - second**age)).add_(group["eps"])
     update = torch.div(mean, root, out=root)
-    new = weight.float().mul_(1 - rate * group["weight_decay"])
+    new = wide(weight).mul_(1 - rate * group["weight_decay"])
     new.sub_(update, alpha=rate / (1 - first**age))
     if new.data_ptr() != weight.data_ptr():
         weight.copy_(new)

@@ -389,7 +389,7 @@ class MatrixOptimizer(CopiedOptimizer):
             InputError: it is of another method, or of other fields; nothing is changed by then.
         """
         self.follow_exchange()
-        load_as_saved(self, state_dict, self._kept)
+        load_as_saved(self, state_dict, self._kept, takes_turns=self.parts.choice is not None)
 
     def _kept(self, parameter: Tensor) -> dict[str, StateShape]:
         return self.parts.state_shapes(parameter.shape, self.rules[parameter])

@@ -94,7 +94,9 @@ class CarriedOver:
 
 
 def _keep(state: dict[str, Any], name: str, values: Tensor) -> None:
-    """Where there is a tensor it stays, with other values."""
-    kept = state.setdefault(name, values)
-    if kept is not values:
+    """Where there is a tensor of this dtype it stays, with other values."""
+    kept = state.get(name)
+    if kept is None or kept.dtype != values.dtype:
+        state[name] = values
+    elif kept is not values:
         kept.copy_(values)

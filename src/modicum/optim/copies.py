@@ -1,15 +1,19 @@
-"""Optimizers whose copies know what they are to do.
+"""Optimizers whose copies know what they are to do, and which take up no other's state.
 
 PyTorch copies and pickles an optimizer's defaults, groups and state, and nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from modicum.core.contracts.optimizers import OptimizerMethod, Valued
+from modicum.optim.kept import StateShape
+from modicum.optim.saved_dtypes import check_saved
 
 _FIELDS = "fields"
 
@@ -47,3 +51,16 @@ class CopiedOptimizer(Valued, torch.optim.Optimizer):
 
     def remake(self) -> None:
         """Make what follows from the method and the groups, of a copy that has these."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave.
+
+        Raises:
+            InputError: it is of another optimizer; nothing is changed by then.
+        """
+        check_saved(self.param_groups, self.defaults, state_dict, self._kept)
+        super().load_state_dict(dict(state_dict))
+
+    def _kept(self, parameter: Tensor) -> Mapping[str, StateShape]:
+        """What is kept of a parameter next to the count of its steps."""
+        raise NotImplementedError(f"{type(self).__name__} defines no _kept()")

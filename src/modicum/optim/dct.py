@@ -37,7 +37,8 @@ def dct_basis(width: int, device: torch.device) -> Tensor:
     >>> torch.allclose(basis @ basis.T, torch.eye(5), atol=1e-6)
     True
     """
-    row, column = torch.arange(width)[:, None], torch.arange(width)
+    column = torch.arange(width, device="cpu")  # not all accelerators have fp64
+    row = column[:, None]
     # The period is 4 n: of a smaller argument the cosine is exact.
     turns = (row * (2 * column + 1)) % (4 * width)
     found = turns.double().mul_(math.pi / (2 * width)).cos_().mul_(math.sqrt(2 / width))
@@ -48,7 +49,7 @@ def dct_basis(width: int, device: torch.device) -> Tensor:
 @functools.cache
 def _twiddles(width: int, device: torch.device) -> Tensor:
     """The factors of the first half of a transform by FFT, complex64 [width // 2 + 1]."""
-    angle = torch.arange(width // 2 + 1).double() * (-math.pi / (2 * width))
+    angle = torch.arange(width // 2 + 1, device="cpu").double() * (-math.pi / (2 * width))
     size = torch.full_like(angle, math.sqrt(2 / width))
     size[0] = math.sqrt(1 / width)
     return torch.polar(size, angle).to(torch.complex64).to(device)

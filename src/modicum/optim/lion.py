@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from modicum.core.contracts.ledger import Entry, Ledger, OptimizerQuery
@@ -15,7 +15,9 @@ from modicum.core.contracts.optimizers import OptimizerMethod
 from modicum.core.contracts.search import LogRange, SearchChoice, SearchTable
 from modicum.core.ranks.sharding import own_part
 from modicum.optim.copies import CopiedOptimizer
+from modicum.optim.kept import StateShape
 from modicum.optim.ledger import elementwise, local_elements
+from modicum.optim.row_steps import wide
 from modicum.optim.with_gradients import with_gradients
 
 
@@ -23,7 +25,8 @@ class Lion(CopiedOptimizer):
     """Evolved sign momentum: every element moves by the learning rate, up or down.
 
     With a moment M, W loses lr sign(b1 M + (1 - b1) G), and then M <- b2 M + (1 - b2) G. State is
-    one moment in the weights' dtype, half of AdamW's. Arithmetic is fp32.
+    one moment in the weights' dtype, half of AdamW's. Arithmetic is fp32, or fp64
+    where weights are.
 
     Prefer it to AdamW where half of the state matters, and tune both: Lion's learning rate is 3 to
     10 times smaller and its weight decay as much larger, so that their product stays. Small batches
@@ -106,9 +109,9 @@ class Lion(CopiedOptimizer):
         if "exp_avg" not in state:
             state["exp_avg"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
-        weight, gradient = own_part(parameter)[0], own_part(parameter.grad)[0].float()
+        weight, gradient = own_part(parameter)[0], wide(own_part(parameter.grad)[0])
         kept = own_part(state["exp_avg"])[0]
-        moment, new = kept.float(), weight.float()
+        moment, new = wide(kept), wide(weight)
         update = torch.mul(moment, first).add_(gradient, alpha=1 - first).sign_()
         if group["weight_decay"]:
             new.mul_(1 - rate * group["weight_decay"])
@@ -118,11 +121,14 @@ class Lion(CopiedOptimizer):
             if found is not tensor:
                 tensor.copy_(found)
 
+    def _kept(self, parameter: Tensor) -> dict[str, StateShape]:
+        return {"exp_avg": (tuple(parameter.shape), parameter.dtype)}
+
     @staticmethod
     def spends(value: OptimizerMethod, at: OptimizerQuery) -> Ledger:
         """One moment in the parameters' dtype; in a step an update, and copies of what is bf16."""
         copies = (
-            4 * local_elements(p, 0, at.shards) * (4 if p.element_bytes < 4 else 1)
+            local_elements(p, 0, at.shards) * (16 if p.element_bytes < 4 else p.element_bytes)
             for p in at.parameters
         )
         ledger = elementwise(at, moments=1, counter=False, what="Lion's moment")

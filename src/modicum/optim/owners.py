@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.core.ranks.ranks import peer_errors
-from modicum.core.ranks.sharding import is_sharded, own_part
+from modicum.core.ranks.sharding import is_sharded, own_part, shard_dim
 
 K = TypeVar("K", bound=Hashable)
 
@@ -62,21 +62,17 @@ class Cut:
         """
         if not is_sharded(parameter):
             return cls()
-        mesh, found = parameter.device_mesh, cls()
+        mesh = parameter.device_mesh
         replicas = None
         for dim, placement in enumerate(parameter.placements):
-            group = mesh.get_group(dim)
-            if placement.is_shard(0):
-                if min(found.size, mesh.size(dim)) > 1:
-                    problem = "sharded along dimension 0 more than once"
-                    raise ValueError(f"{problem}: {parameter.placements}")
-                if found.group is None or mesh.size(dim) > 1:
-                    found = cls(group, None, mesh.get_local_rank(dim), mesh.size(dim))
-            elif placement.is_replicate() and mesh.size(dim) > 1:
-                replicas = group
-            elif not placement.is_replicate():
+            if placement.is_replicate() and mesh.size(dim) > 1:
+                replicas = mesh.get_group(dim)
+            elif not placement.is_replicate() and not placement.is_shard(0):
                 raise ValueError(f"sharded otherwise than along dimension 0: {placement}")
-        return cls(found.group, replicas, found.rank, found.size)
+        over = shard_dim(parameter)
+        if over is None:
+            return cls(replicas=replicas)
+        return cls(mesh.get_group(over), replicas, mesh.get_local_rank(over), mesh.size(over))
 
     def rows(self, parameter: Tensor) -> list[int]:
         """How many rows each of the ranks holds; the last ones may have none."""
@@ -145,17 +141,18 @@ class Owners:
         return self._assigned()
 
     def _assigned(self) -> dict[Tensor, OwnedMatrix]:
-        waiting, self._waiting = self._waiting, []
         by_group: dict[tuple[dist.ProcessGroup | None, int], dict[Tensor, int]] = {}
-        cuts = {matrix: Cut.of(matrix) for matrix in waiting}
+        # Where one is refused all keep waiting, so that whoever asks again is refused again.
+        cuts = {matrix: Cut.of(matrix) for matrix in self._waiting}
         for matrix, cut in cuts.items():
             rows, columns = matrix.shape
             by_group.setdefault((cut.group, cut.size), {})[matrix] = self.cost((rows, columns))
         owners: dict[Tensor, int] = {}
         for (_, size), costs in by_group.items():
             owners |= assign(costs, size)
-        for matrix in waiting:
+        for matrix in self._waiting:
             self.places[matrix] = OwnedMatrix(len(self.places), owners[matrix], cuts[matrix])
+        self._waiting = []
         return self.places
 
     def rounds(self, matrices: Sequence[nn.Parameter]) -> Iterator[Round]:

@@ -61,6 +61,7 @@ class SGD(TorchStep, torch.optim.SGD):
         slot="optimizer",
         tiny={"weight_decay": 0.1},
     )
+    keeps = ("momentum_buffer",)
     search = SearchTable(
         {
             "learning_rate": LogRange(1e-4, 1.0, 1e-2),

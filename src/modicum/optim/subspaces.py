@@ -87,6 +87,8 @@ class SubspaceStep:
         # Zeros have no subspace, and what is found for them must not be kept for T steps: the next
         # step looks again. A factor of an adapter begins so where the other factor is zero.
         blank = due and step == 0 and not bool(gradient.any())
+        if blank and parts.projector.bases(shape).keys() <= state.keys():
+            due = False  # what the step before has found for zeros is as good
         active = is_active(parts, step, self.place, self.count)
         if since == 0 and parts.on_refresh == "reset":
             (renew_moments if active else drop_moments)(parts, state, shape)

@@ -1,15 +1,20 @@
-"""Which parameters an optimizer steps: those that have a gradient, real and dense."""
+"""Which parameters an optimizer steps: those that have a gradient, real and dense.
+
+`TorchStep` asks that of an optimizer of PyTorch's, and that the state it takes up is its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.core.contracts.optimizers import Valued
 from modicum.core.errors import InputError
+from modicum.optim.kept import StateShape
+from modicum.optim.saved_dtypes import check_saved
 
 
 def with_gradients(
@@ -45,10 +50,16 @@ class TorchStep(Valued):
     """Put before an optimizer of PyTorch's: its step, unless a gradient is one it does not take.
 
     PyTorch looks at a group when the groups before it are updated already, and keeps a sparse
-    momentum of some parameters where all others have a dense one.
+    momentum of some parameters where all others have a dense one. Nor does it look at what it takes
+    up: codes of another optimizer would become moments.
+
+    Attributes:
+        keeps: the names of what it keeps of a parameter, each of its shape and dtype.
     """
 
+    keeps: ClassVar[tuple[str, ...]]
     param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
 
     def takes_sparse(self, group: Mapping[str, Any]) -> bool:
         """Whether sparse gradients of a group are taken, as dense ones are."""
@@ -72,3 +83,18 @@ class TorchStep(Valued):
         else:
             step()
         return loss
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` gave.
+
+        Raises:
+            InputError: it is of another optimizer; nothing is changed by then.
+        """
+        # PyTorch itself sets the flags of a group that an older version saved.
+        given = self.defaults.items()
+        needed = [key for key, one in given if one is not None and not isinstance(one, bool)]
+        check_saved(self.param_groups, needed, state_dict, self._kept)
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def _kept(self, parameter: Tensor) -> dict[str, StateShape]:
+        return dict.fromkeys(self.keeps, (tuple(parameter.shape), parameter.dtype))

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def refuse_scaled_losses(hook: RunHook, scaler: object) -> None:
     """Refuse, and close, a hook that would learn from gradients of outputs that are scaled.
 
-    Gradients of weights are divided by the scale before any hook is called; those of outputs it has
-    seen by then, in the backward pass.
+    It sees gradients of outputs in the backward pass, before anybody divides them by the scale.
+    Those of weights are divided before a hook is called where the trainer clips. Where it does not,
+    older versions of transformers leave that to the step, and Lightning does for fused optimizers.
 
     Args:
         scaler: the trainer's; None: it has none.

@@ -44,11 +44,30 @@ def own_part(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def shard_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The ranks that hold the rows of this parameter between them; None where each holds all."""
+    """The ranks that hold the rows of this parameter between them; None where each holds all.
+
+    Raises:
+        ValueError: it is sharded over several dimensions of a mesh.
+    """
     if not is_sharded(parameter):
         return None
-    cut = [dim for dim, place in enumerate(parameter.placements) if place.is_shard()]
-    return parameter.device_mesh.get_group(cut[0]) if cut else None
+    dim = shard_dim(parameter)
+    return None if dim is None else parameter.device_mesh.get_group(dim)
+
+
+def shard_dim(tensor: DTensor) -> int | None:
+    """The dimension of a mesh over which a tensor is sharded; None where each rank holds all.
+
+    A dimension of one rank shards nothing.
+
+    Raises:
+        ValueError: there are several, so that no one group of ranks holds the rows between them.
+    """
+    placed = enumerate(tensor.placements)
+    dims = [dim for dim, at in placed if at.is_shard() and tensor.device_mesh.size(dim) > 1]
+    if len(dims) > 1:
+        raise ValueError(f"sharded over several dimensions of a mesh: {tensor.placements}")
+    return dims[0] if dims else None
 
 
 def elements_before(tensor: Tensor) -> int:
