@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modicum.adapters import LoRA, load
+from modicum.adapters import LoRA, adapter_names, load
 from modicum.adapters.peft_files import exact_form
 from modicum.core.errors import InputError
 from modicum.linears import NF4Linear
@@ -216,6 +216,28 @@ def test_a_module_that_gives_no_tensor_computes_with_its_copies() -> None:
     torch.testing.assert_close(net(inputs), net.map(inputs) * copied)
     with adapter.disabled():
         assert torch.equal(net(inputs), net.map(inputs))
+
+
+def test_rows_of_an_adapter_without_copies_pass_a_module_that_gives_no_tensor() -> None:
+    net, inputs = Mapped(), torch.randn(3, 4)
+    LoRA(rank=2, targets=("map",), also=("named",)).attach(net, name="first")
+    stir(LoRA(rank=2, targets=("map",)).attach(net, name="second"))
+    expected = net(inputs)
+    with adapter_names(net, ["second"] * 3):
+        torch.testing.assert_close(net(inputs), expected)
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["mapping", "pair"])
+def test_rows_that_use_other_copies_need_one_tensor(
+    pair: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, inputs = Mapped(), torch.randn(3, 4)
+    stir(LoRA(rank=2, targets=("map",), also=("named",)).attach(net, name="first"))
+    if pair:
+        monkeypatch.setattr(Named, "forward", lambda self, x: (x * self.scale, x.sum(-1)))
+    said, names = "does not give one tensor.*Named", ["first", None, "first"]
+    with pytest.raises(InputError, match=said), adapter_names(net, names):
+        net.named(inputs)
 
 
 def test_an_adapter_works_on_a_layer_of_which_another_has_copies() -> None:

@@ -281,6 +281,16 @@ def test_the_base_is_frozen_until_the_last_adapter_goes() -> None:
     assert trained() == before
 
 
+def test_of_a_part_with_an_adapter_of_its_own_the_base_is_trained_again_too() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.ReLU())
+    part = LoRA(rank=1).attach(model[0], name="part")
+    full = LoRA(rank=1).attach(model, name="full")
+    part.detach()
+    assert not model.get_parameter("0.0.weight").requires_grad
+    full.detach()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_a_detached_handle_does_nothing_to_a_later_adapter_of_its_name() -> None:
     model, x = odd_model(), numbers(4, 7)
     old = LoRA(rank=1).attach(model)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modicum.adapters import LoRA, LoRAFA, MoS, load
+from modicum.adapters.adapter_layer import decoded
 from modicum.adapters.saving import Form
 from modicum.core.errors import InputError
 from modicum.proofs.contracts.adapters.subjects import odd_model, stir
@@ -157,6 +158,14 @@ def test_what_names_no_method_is_refused(folder: Path, method: object) -> None:
     refused(folder, "must be a method's name" if method != "adamw" else "unknown method")
 
 
+@pytest.mark.parametrize("seed", [None, "x", float("inf")])
+def test_a_seed_that_is_no_number_is_refused(folder: Path, seed: object) -> None:
+    load(odd_model(), folder).save(folder, form="modicum")
+    file = folder / "modicum_adapter.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seed": seed}))
+    refused(folder, "does not describe an adapter")
+
+
 @pytest.mark.parametrize("change", ["beyond", "negative", "repeated"])
 def test_indices_of_no_row_are_refused(tmp_path: Path, change: str) -> None:
     MoS(rank=2, shards=1).attach(odd_model()).save(tmp_path, form="modicum")
@@ -177,6 +186,12 @@ def test_a_seed_of_another_kind_is_refused(tmp_path: Path) -> None:
     seed = next(name for name in tensors if name.endswith(".seed"))
     save_file(tensors | {seed: tensors[seed].to(torch.complex64)}, file)
     refused(tmp_path, rf"{seed}: is of another kind")
+
+
+def test_a_state_that_says_of_no_adapter_is_refused() -> None:
+    for said in (b"[]", b"{", b"[" * 100_000):
+        with pytest.raises(InputError, match="does not say of which adapter it is"):
+            decoded(torch.tensor(list(said), dtype=torch.uint8))
 
 
 def test_the_least_dropout_there_is_loads(folder: Path) -> None:
@@ -207,7 +222,8 @@ def test_a_name_that_is_taken_leaves_the_adapter_that_has_it(folder: Path) -> No
 
 
 def test_a_folder_is_replaced_whole(folder: Path) -> None:
-    for name in ("README.md", "adapter_model.bin", "base_weights.json", "modicum_adapter.json"):
+    names = ("README.md", "adapter_model.bin", "base_weights.json", "modicum_adapter.json")
+    for name in (*names, ".base_weights.json.7.part"):
         (folder / name).write_text("of an adapter")
     stir(LoRA(rank=1).attach(odd_model())).save(folder)
     assert sorted(path.name for path in folder.iterdir()) == [CONFIG, WEIGHTS]
@@ -241,3 +257,22 @@ def test_the_folder_that_the_process_runs_in_and_files_are_not_replaced(
     with pytest.raises(InputError, match="this is a file"):
         adapter.save("file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_path_out_of_a_link_is_saved_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
+    back = tmp_path / "link" / ".." / "adapter"
+    LoRA(rank=2).attach(odd_model()).save(back)
+    assert (tmp_path / "far" / "adapter" / CONFIG).exists()
+    assert load(odd_model(), back).active
+
+
+@pytest.mark.parametrize("form", ["peft", "modicum", None])
+def test_a_detached_adapter_leaves_what_was_saved(folder: Path, form: Form | None) -> None:
+    adapter = load(odd_model(), folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    adapter.detach()
+    with pytest.raises(InputError, match="the adapter was detached"):
+        adapter.save(folder, form=form)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

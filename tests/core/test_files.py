@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from modicum.core.errors import InputError
 from modicum.core.files import (
+    check_replaced,
     disk_errors,
     file_digest,
     located,
@@ -165,6 +166,15 @@ def test_a_file_and_the_folder_that_the_process_runs_in_are_not_replaced(tmp_pat
             publish(target, "one")
     publish(Path("new"), "one")
     assert contents(tmp_path) == {"file": "mine", "x/y/new/inner/a": "one"}
+
+
+def test_what_macos_writes_into_a_folder_is_no_other_file(tmp_path: Path) -> None:
+    for name in ("own", ".DS_Store"):
+        (tmp_path / name).touch()
+    check_replaced(tmp_path, "model", lambda found: found - {"own"})
+    (tmp_path / "mine").touch()
+    with pytest.raises(InputError, match=r"holds other files too.*found: 'mine'"):
+        check_replaced(tmp_path, "model", lambda found: found - {"own"})
 
 
 def failing(path: Path, number: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from modicum.core.contracts.method import Context
+from modicum.core.contracts.scaled_losses import refuse_scaled_losses
 from modicum.core.errors import InputError
 from modicum.core.random import normal_
 from modicum.memory import COMET, ActivationContext, Activations
@@ -374,3 +375,10 @@ def test_binding() -> None:
     model = create(CONFIG, 0)
     assert COMET().bind(Context(model)).ranks.alone
     assert COMET().bind(ActivationContext(model)).model is model
+
+
+def test_scaled_losses_are_refused() -> None:
+    runtime = COMET().attach(create(CONFIG, 0))
+    refuse_scaled_losses(runtime, None)
+    with pytest.raises(InputError, match="with fp16 losses are multiplied by a scale"):
+        refuse_scaled_losses(runtime, object())

@@ -97,6 +97,7 @@ def test_both_spellings_of_rotary_positions(
         ({"hidden_size": "24"}, "hidden_size", "type int"),
         ({"num_hidden_layers": True}, "num_hidden_layers", "type int"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "at least 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers", "at most 10000"),
         ({"vocab_size": None}, "vocab_size", "missing"),
         ({"quantization_config": {"bits": 4}}, "quantization_config", "full-precision"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type", "llama3"),

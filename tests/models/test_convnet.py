@@ -99,6 +99,9 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=said) as error:
             load(folder)
         assert str(folder) in str(error.value.file)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"config\.json: this holds no JSON object"):
+        load(folder)
 
 
 @pytest.mark.parametrize(

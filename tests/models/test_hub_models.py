@@ -141,3 +141,11 @@ def test_a_commit_is_one_of_the_same_model() -> None:
         ("/a/b", commit),
     ):
         assert commit_of(asked, other) is None
+
+
+@pytest.mark.parametrize("named", ["*", "../secret.safetensors", "pytorch_model.bin", 7, ["x"]])
+def test_an_index_names_safetensors_in_its_folder_alone(hub: StandIn, named: Any) -> None:
+    (hub.folder / INDEX).write_text(json.dumps({"weight_map": {"a": named}}))
+    with pytest.raises(InputError, match="names what is no file of safetensors in its folder"):
+        download_weights("hub:a/b")
+    assert not any(map(hub.downloaded, OTHERS))

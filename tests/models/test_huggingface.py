@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -329,6 +330,7 @@ def test_pickled_weights_are_refused(folder: Path, name: str) -> None:
     ("change", "words"),
     [
         (lambda index: index.pop("weight_map"), "not an index"),
+        (lambda index: index["weight_map"].update({NORM: 7}), "not an index"),
         (lambda index: index["weight_map"].update({NORM: "gone.safetensors"}), "is not there"),
         (lambda index: index["weight_map"].update({NORM: "../x.safetensors"}), "same folder"),
         (lambda index: index["weight_map"].pop(NORM), "the weights lack"),
@@ -339,7 +341,7 @@ def test_pickled_weights_are_refused(folder: Path, name: str) -> None:
     ],
 )
 def test_broken_indexes_are_named(
-    tmp_path: Path, change: Callable[[dict[str, dict[str, str]]], object], words: str
+    tmp_path: Path, change: Callable[[dict[str, dict[str, Any]]], object], words: str
 ) -> None:
     folder = save(create(config(), 0), tmp_path / "model", shard_bytes=4000)
     file = folder / "model.safetensors.index.json"

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from decoders import add_tokenizer, decoder_folder, theirs
 from peft import PeftModel
 from pool import Pool
+from safetensors.torch import load_file
 from tests.trainer.conftest import full
 from tests.trainer.test_ranks import outcome, rows, trains
 
@@ -156,6 +158,45 @@ def test_sharded_over_ranks_it_learns_the_same(
     with torch.no_grad():
         shares, alone = (theirs(tmp_path / run / "model")(ids).logits for run in ("two", "one"))
     torch.testing.assert_close(shares, alone, rtol=0, atol=1e-2)
+
+
+def in_half(folder: Path) -> Path:
+    """An ERNIE 4.5 MoE as transformers writes it: bf16, and what chooses experts in fp32."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 320,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 16,
+        "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "initializer_range": 0.3,
+    }  # fmt: skip
+    made = transformers.AutoConfig.for_model("ernie4_5_moe", **sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_base_of_bf16_that_chooses_experts_in_fp32_stays_what_it_is(
+    strategy: str, dataset: Path, tmp_path: Path, pool: Pool
+) -> None:
+    base = add_tokenizer(in_half(tmp_path / "base"), dataset.read_text())
+    stored = load_file(base / "model.safetensors").values()
+    assert {tensor.dtype for tensor in stored} == {torch.bfloat16, torch.float32}
+    adapter = {"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj"]}
+    made = values(base, dataset, "full", adapter=adapter)
+    made["training"]["steps"] = 6
+    plan = modicum.plan(modicum.Recipe(**made))
+    assert plan.recipe.training.precision == "bf16"
+    content = modicum.train(plan, tmp_path / "one", listener=lambda _: None)
+    weights = content["measured_by_kind"]["weight"]
+    assert plan.prediction.ledger.bytes("weight") == pytest.approx(weights, rel=1e-3)
+    made["parallel"] = {"strategy": strategy}
+    assert pool.run(trains, made, tmp_path / "two", ranks=2, timeout=600) == ["done", "done"]
+    two, one = ([row["loss"] for row in rows(tmp_path / run)] for run in ("two", "one"))
+    assert two == pytest.approx(one, rel=2e-2)  # a rounding may choose another expert
 
 
 @pytest.mark.slow

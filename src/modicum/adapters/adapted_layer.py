@@ -121,11 +121,12 @@ class AdaptedBlock(AdaptedLayer):
     """
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        if self._has_copies_alone and "row_groups" not in self.__dict__:
+        rows_differ = "row_groups" in self.__dict__ and self._changes_base
+        if self._has_copies_alone and not rows_differ:
             return self.plain(*given, **named)  # whatever it takes, and gives
         inputs, rest = (given[0], given[1:]) if given else (named.pop(next(iter(named))), ())
         others: tuple[Any, ...] | None = None
-        if "row_groups" in self.__dict__ and self._changes_base and (rest or named):
+        if rows_differ and (rest or named):
             problem = "takes several tensors, and rows are to use other copies of its parameters"
             raise InputError(problem, value=self.plain_type.__name__)
 
@@ -134,6 +135,10 @@ class AdaptedBlock(AdaptedLayer):
             outputs = self.plain(hidden, *rest, **named)
             if isinstance(outputs, tuple):
                 outputs, others = outputs[0], outputs[1:]
+            more = [one for one in others or () if one is not None]
+            if rows_differ and (more or not isinstance(outputs, Tensor)):
+                problem = "does not give one tensor, and rows are to use other copies of its"
+                raise InputError(f"{problem} parameters", value=self.plain_type.__name__)
             if outputs.shape != hidden.shape and self._changes_outputs:
                 raise InputError(
                     f"gives {tuple(outputs.shape)} of {tuple(hidden.shape)}, and an adapter is to "
@@ -246,11 +251,12 @@ def freeze(model: nn.Module) -> None:
 
 
 def _thaw(model: nn.Module) -> None:
-    """Train again what was trained before the first adapter came."""
-    trained: frozenset[str] = plain_model(model).__dict__.pop(_TRAINED, frozenset())
-    for name, parameter in model.named_parameters():
-        if plain_name(name) in trained:
-            parameter.requires_grad_(True)
+    """Train again what was trained before the first adapter came, to the model or a part of it."""
+    for part in model.modules():
+        trained: frozenset[str] = part.__dict__.pop(_TRAINED, frozenset())
+        for name, parameter in part.named_parameters() if trained else ():
+            if plain_name(name) in trained:
+                parameter.requires_grad_(True)
 
 
 def generated_names(model: nn.Module, name: str) -> list[str]:

@@ -351,7 +351,7 @@ def decoded(state: Tensor) -> dict[str, Any]:
     """
     try:
         value = json.loads(bytes(state.to(torch.uint8).flatten().tolist()))
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InputError("the state does not say of which adapter it is")

@@ -389,8 +389,9 @@ class AttachedAdapter(Attachment):
 
         Raises:
             InputError: the form cannot hold the adapter exactly; folded into a LoRA it loses more
-                than `tolerance`; it has no values yet (meta); or the folder holds what is no
-                adapter's, which would be lost.
+                than `tolerance`; it has no values yet (meta), or was detached; or the folder holds
+                what is no adapter's, which would be lost.
         """
+        self._check_attached()
         how: Any = {"rank": rank, "tolerance": tolerance, "batches": batches, "write": write}
         return saving.save(self, folder, base_model=base_model, form=form, dtype=dtype, **how)

@@ -21,7 +21,7 @@ from modicum.adapters.factors import FINGERPRINT, Factor, SharedFactors
 from modicum.adapters.sites import Site
 from modicum.core.errors import InputError
 from modicum.core.random import normal_
-from modicum.core.ranks.sharding import is_sharded, own_part
+from modicum.core.ranks.sharding import is_sharded
 
 if TYPE_CHECKING:
     from modicum.adapters.base import Adapter
@@ -172,9 +172,7 @@ class DerivingLayer(AdapterLayer):
         factor = self._parameters.get(name.removesuffix("_0"))
         if factor is None:
             return True
-        part, before = own_part(factor.detach())
-        held = self.get_buffer(name)[before : before + part.shape[0]]
-        return torch.equal(part, held.to(part))
+        return torch.equal(factor, self.get_buffer(name).to(factor))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *others: Any

@@ -132,7 +132,7 @@ def read(folder: Path, plugins: Iterable[str | Path] = ()) -> StoredAdapter:
     value = described(config, plugins, folder / CONFIG)
     try:
         seed = int(config["seed"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"does not describe an adapter: {error!r}", file=folder / CONFIG) from None
     base = {key.removeprefix(_BASE): t for key, t in tensors.items() if key.startswith(_BASE)}
     state = {key: t for key, t in tensors.items() if not key.startswith(_BASE)}

@@ -59,6 +59,7 @@ _ON_WHEN_EMPTY = {
     *("velora_config", "kasa_config", "monteclora_config", "arrow_config", "use_bdlora"),
     "trainable_token_indices",
 }
+_WITHIN = ("rank_pattern", "alpha_pattern", "layers_pattern")  # parts of another pattern
 _INITS_BESIDE_THE_BASE = ("gaussian", "eva", "orthogonal", "mica")
 _INITS_THAT_REWRITE = ("pissa", "olora", "corda", "lora_ga")
 PeftNames = str | Sequence[str] | None
@@ -141,7 +142,7 @@ def _layer_number(patterns: PeftNames, name: str) -> int | None:
     lists = [patterns] if isinstance(patterns, str) and patterns else patterns or [r"[^.]*"]
     before = r"^.*?\." if not patterns else r"^(?:.*?\.)?"
     found = (re.match(rf"{before}{pattern}\.(\d+)\.", name) for pattern in lists)
-    return next((int(match[1]) for match in found if match), None)
+    return next((int(match[1]) for match in found if match and match[1]), None)
 
 
 def _check(config: Mapping[str, Any]) -> None:
@@ -249,7 +250,12 @@ def check_names(config: Mapping[str, Any]) -> None:
 
 def _check_pattern(key: str, pattern: str) -> None:
     try:
-        re.compile(pattern)
-    except re.error as error:
+        groups = re.compile(pattern).groups
+        if key in _WITHIN:
+            re.compile(f"({pattern})")
+    except (re.error, OverflowError, RecursionError) as error:
         problem = f"not a regular expression: {error}"
         raise InputError(problem, field=key, value=pattern) from None
+    if key == "layers_pattern" and groups:
+        problem = "PEFT would take its first group for the number of a layer"
+        raise InputError(problem, field=key, value=pattern)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ _CONFIGS = {native_files.CONFIG, peft_files.CONFIG}
 # What modicum and PEFT, its older versions too, write into an adapter's folder.
 _FILES = _CONFIGS | {native_files.WEIGHTS, peft_files.WEIGHTS, "adapter_model.bin", BASE_WEIGHTS}
 _CARD = "README.md"  # PEFT's where there is an adapter, somebody's own elsewhere
+_LEFT = re.compile(r"^\.(.+)\.\d+\.part$")  # a file's name until it is complete
 
 
 def full_model(attached: Attachment) -> FullModel | None:
@@ -52,7 +53,7 @@ def save(
     if any(parameter.is_meta for parameter in attached.parameters()):
         problem = "the adapter is on the meta device, where tensors have no values; initialise it"
         raise InputError(problem, value=attached.name)
-    target = Path(os.path.abspath(folder))  # `.` has no name that another could be put next to
+    target = Path(folder)
     check_replaced(target, "adapter", _others)
     base_model = located(base_model)
     folding = None
@@ -79,4 +80,5 @@ def save(
 
 def _others(found: set[str]) -> set[str]:
     """Of the names in a folder, those that are not of an adapter."""
-    return found - _FILES - ({_CARD} if found & _CONFIGS else set())
+    files = _FILES | ({_CARD} if found & _CONFIGS else set())
+    return {name for name in found if _LEFT.sub(r"\1", name) not in files}

@@ -92,7 +92,7 @@ class CompressedModel(FormedModel):
         report: what `fit` did; None before.
 
     Raises:
-        InputError: a layer is not there, is not dense, or has a tied weight.
+        InputError: as `FormedModel`.
     """
 
     def __init__(

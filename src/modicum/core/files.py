@@ -26,6 +26,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _A_FILE = "a folder is needed, and this is a file; give a new one"
 _RUN_IN = "this process runs in the folder, which would be replaced; give a new one"
+# What macOS writes into a folder that it shows.
+_SHOWN = {".DS_Store"}
 
 
 @contextmanager
@@ -117,6 +119,18 @@ def read_json(path: Path) -> Any:
         raise InputError(f"this is not JSON: {error.msg}", file=path, line=error.lineno) from None
     except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
         raise InputError("this JSON holds what is too large to be meant", file=path) from None
+
+
+def json_object(path: Path) -> JsonObject:
+    """The object that a JSON file holds.
+
+    Raises:
+        InputError: as `read_json`; or it holds something else.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError("this holds no JSON object", file=path)
+    return value
 
 
 def sync(path: Path) -> None:
@@ -235,14 +249,15 @@ def check_replaced(folder: Path, what: str, others: Callable[[set[str]], Collect
 
     Args:
         what: a word for what is written, in the error: adapter, model.
-        others: of the names in the folder, those that are not of such a one.
+        others: of the names in the folder, those that are not of such a one. It is not asked of
+            what macOS writes there.
 
     Raises:
         InputError: it is a file, holds something else, or is the one that this process runs in.
     """
     with disk_errors(folder):
         try:
-            lost = others(set(os.listdir(folder)))
+            lost = others(set(os.listdir(folder)) - _SHOWN)
             here = _is_run_in(Path(os.path.realpath(folder)))
         except FileNotFoundError:  # or just moved away by the rank that writes
             return

@@ -38,6 +38,8 @@ class Activations(RunHook):
         measured: what was left of saved tensors after the last forward pass.
     """
 
+    reads_output_gradients = True
+
     def __init__(self, policy: ActivationPolicy, model: nn.Module, ranks: Ranks) -> None:
         self.policy, self.model, self.ranks = policy, model, ranks
         sites = survey(model, ["convolution"]).every.values()

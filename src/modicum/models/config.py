@@ -43,6 +43,7 @@ _SPELLING: dict[str, tuple[str, type]] = {
     "mlp_bias": ("mlp_bias", bool),
 }
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_MOST_LAYERS = 10_000  # each has a dozen names; a number in a damaged file would fill the memory
 _REQUIRED = (
     *("vocabulary_size", "width", "layers", "heads", "mlp_width"),
     *("context", "norm_epsilon"),  # the libraries' defaults differ between model types
@@ -98,6 +99,9 @@ class ModelConfig:
         for name in ("vocabulary_size", "width", "layers", "heads", "context"):
             if getattr(self, name) < 1:
                 raise InputError("must be at least 1", field=name, value=getattr(self, name))
+        if self.layers > _MOST_LAYERS:
+            problem = f"must be at most {_MOST_LAYERS}"
+            raise InputError(problem, field="layers", value=self.layers)
         if self.width % self.heads:
             raise InputError(
                 f"the width {self.width} must be a multiple of the number of heads",

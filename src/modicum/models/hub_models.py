@@ -17,12 +17,13 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.extras import library
-from modicum.core.files import read_json
+from modicum.core.files import json_object
 from modicum.models.safetensors_file import INDEX, WEIGHTS
 
 PREFIX = "hub:"
 _SPELLING = "hub:OWNER/NAME, or hub:OWNER/NAME,revision=REVISION"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHARD = re.compile(r"[\w.-]+\.safetensors")  # no pattern, and nothing outside of the folder
 # Next to config.json: what tokenizers and generation read. Names, as patterns match in folders too.
 _SMALL = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -114,7 +115,7 @@ def download_weights(spelling: str) -> Path:
     """Download the weights of a model into its folder in the hub's cache, where they are not there.
 
     Raises:
-        InputError: as `hub_folder`; or the model has no safetensors.
+        InputError: as `hub_folder`; or the model has no safetensors, or an index of other files.
     """
     asked = HubModel.parsed(spelling)
     folder = _downloaded(asked, (INDEX,))
@@ -128,11 +129,20 @@ def download_weights(spelling: str) -> Path:
 
 
 def _shards(folder: Path) -> tuple[str, ...]:
-    """The files that the index of a model's weights names."""
+    """The files that the index of a model's weights names.
+
+    Raises:
+        InputError: it is damaged, or names other files.
+    """
     if not (folder / INDEX).is_file():
         return ()
-    named = read_json(folder / INDEX).get("weight_map")
-    return tuple(sorted(set(named.values()))) if isinstance(named, dict) else ()
+    named = json_object(folder / INDEX).get("weight_map")
+    shards = list(named.values()) if isinstance(named, dict) else []
+    strange = [each for each in shards if not isinstance(each, str) or not _SHARD.fullmatch(each)]
+    if strange:
+        problem = "names what is no file of safetensors in its folder"
+        raise InputError(problem, file=folder / INDEX, value=strange[0])
+    return tuple(sorted(set(shards)))
 
 
 def _incomplete(folder: Path) -> bool:

@@ -45,7 +45,7 @@ class ModelHeader:
     Args:
         tied: the output layer's weight, where the files repeat it next to the embedding's, which it
             is by config.json.
-        exact: buffers that the model keeps in fp32, whatever dtype its parameters have.
+        exact: parameters and buffers that the model keeps in fp32, whatever dtype others have.
     """
 
     folder: Path
@@ -137,13 +137,13 @@ def read_header(folder: str | Path) -> ModelHeader:
             check_stored(_HEAD, tied, config.parameter_shapes()[_EMBEDDING])
         return ModelHeader(folder, config, _placed(config, found, folder), tied)
     from modicum.core.layers.meta import on_meta
-    from modicum.models.transformers.buffers import exact_buffers
+    from modicum.models.transformers.buffers import exact_tensors
     from modicum.models.transformers.model import build
     from modicum.models.transformers.names import placed
 
     with on_meta():
         model = build(config)
-    return ModelHeader(folder, config, placed(model, found, folder), exact=exact_buffers(model))
+    return ModelHeader(folder, config, placed(model, found, folder), exact=exact_tensors(model))
 
 
 def _placed(
@@ -182,8 +182,8 @@ def load(
     """The model in `folder`, streamed: at its peak, the model and one tensor more.
 
     Args:
-        dtype: of all parameters; None: as they are stored, or where that differs from tensor to
-            tensor the one that holds all of them exactly.
+        dtype: of all parameters but those that the model keeps in fp32; None: as they are stored,
+            or where that differs from tensor to tensor the one that holds all of them exactly.
         linear: the form that every projection takes, each made from its full weight; those that
             the folder holds in a form of their own keep it. Or the plan of forms, which has those;
             blocks are what they are in the folder.
@@ -207,7 +207,7 @@ def load(
         fill(empty, folder)
         return empty
     _check_tied(header)
-    if dtype is None and len(header.dtypes & _TORCH_NAMES.keys()) > 1:
+    if dtype is None and len(header.dtypes) > 1:
         dtype = getattr(torch, _TORCH_NAMES[header.dtype])
     held = header.config.forms
     plan = linear if isinstance(linear, FormPlan) else held.with_default(linear)

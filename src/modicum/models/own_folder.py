@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modicum.core.errors import InputError
-from modicum.core.files import disk_errors, publish_folder, read_json, write_json
+from modicum.core.files import disk_errors, json_object, publish_folder, write_json
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.models.safetensors_file import read_entries
 
@@ -79,11 +79,8 @@ def read_own_config(
         InputError: it is missing, cannot be read, or is another model's.
     """
     file = Path(folder) / CONFIG
-    try:
-        raw: dict[str, Any] = read_json(file)
-        found = raw.pop("model_type", None)
-    except AttributeError:
-        raise InputError("cannot be read as a model's configuration", file=file) from None
+    raw = json_object(file)
+    found = raw.pop("model_type", None)
     if found != model_type:
         raise InputError(
             "this is another kind of model", file=file, field="model_type", value=found,

@@ -137,12 +137,12 @@ def read_index(file: Path) -> Mapping[str, list[str]]:
         weight_map = read_json(file)["weight_map"]
         files: dict[str, list[str]] = {}
         for name, shard in weight_map.items():
+            if Path(shard).name != shard:
+                raise InputError("a shard must lie in the same folder", file=file, value=shard)
             files.setdefault(shard, []).append(name)
     except (KeyError, TypeError, AttributeError):
         raise InputError("this is not an index of weights", file=file) from None
     for shard in files:
-        if Path(shard).name != shard:
-            raise InputError("a shard must lie in the same folder", file=file, value=shard)
         if not (file.parent / shard).is_file():
             raise InputError(
                 "the index names this shard and it is not there; copy or download it again",

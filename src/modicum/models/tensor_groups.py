@@ -21,7 +21,7 @@ class TensorGroup:
         shapes: of each, by its name in the file.
         itemsize: bytes of a number.
         make: makes them; where weights are sharded over ranks, every rank calls it.
-        unrounded: names of those that keep their dtype, whatever the others are rounded to.
+        unrounded: names of those that are in fp32 at least, whatever the others are rounded to.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -32,7 +32,11 @@ class TensorGroup:
     @property
     def bytes(self) -> int:
         """Of all of them."""
-        return self.itemsize * sum(math.prod(shape) for shape in self.shapes.values())
+        wide = max(4, self.itemsize)
+        return sum(
+            math.prod(shape) * (wide if name in self.unrounded else self.itemsize)
+            for name, shape in self.shapes.items()
+        )
 
     def rounded(self, dtype: torch.dtype) -> TensorGroup:
         """The same in another dtype than their own; `make` refuses what is beyond it."""

@@ -378,6 +378,21 @@ def test_a_cache_knows_a_partial_by_what_it_binds(tmp_path: Path) -> None:
     assert torch.allclose(found(2.0), 4 * found(1.0))
 
 
+@pytest.mark.parametrize("kind", ["tensor", "module"])
+def test_a_cache_knows_tensors_and_modules_that_a_partial_binds(tmp_path: Path, kind: str) -> None:
+    def scaled(of: nn.Module, given: Any, by: Any) -> Tensor:
+        return (by if kind == "tensor" else by.weight).sum() * loss(of, given)
+
+    def found(value: float) -> Tensor:
+        layer = nn.Linear(2000, 1, bias=False).requires_grad_(False)
+        layer.weight.zero_()[0, 1000] = value  # which the text of a tensor leaves out
+        named = partial(scaled, by=layer.weight if kind == "tensor" else layer)
+        known = calibrate(model(), [batch()], named, layers=["last"], cache=tmp_path)
+        return known.mean("fisher", "last")
+
+    assert torch.allclose(found(2.0), 4 * found(1.0))
+
+
 def test_products_are_wide_within_the_callers_autocast() -> None:
     x, y = batch()
     of = nn.Sequential(nn.Linear(5, 2))

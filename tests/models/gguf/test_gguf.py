@@ -287,6 +287,7 @@ SKIPPING = FormPlan(blocks={"model.layers.0": BlockPlan(mlp_width=32)})
         ),
         (lambda folder: theirs(folder, "mistral"), "no sliding window.*5"),
         (lambda folder: theirs(folder, "qwen3", attention_bias=True), "no place for this tensor"),
+        (lambda folder: theirs(folder, "qwen3", is_causal=False), "no later tokens.*allowed: true"),
         (lambda folder: theirs(folder, "gemma", hidden_act="silu"), "another activation"),
         (
             lambda _: model(model_type="qwen2", attention_bias=True, rope_scaling=LLAMA_3_SCALING),

@@ -12,7 +12,12 @@ from classifiers import base_folder
 
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
-from modicum.models.transformers.classes import classifier_config, classifier_header
+from modicum.models.transformers.classes import (
+    check_kind,
+    classifier_config,
+    classifier_header,
+    stored_classes,
+)
 from modicum.models.transformers.model import build
 
 NAMES = ("one", "two", "three")
@@ -75,6 +80,13 @@ def test_a_token_of_minus_one_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no pad_token_id, and the tokenizer") as caught:
         classifier_config(folder, NAMES, None)
     assert caught.value.field == "pad_token_id"
+
+
+def test_a_configuration_that_is_no_object_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    for reads in (stored_classes, check_kind):
+        with pytest.raises(InputError, match=r"config\.json: this holds no JSON object"):
+            reads(tmp_path)
 
 
 def test_rows_are_not_filled_with_a_token_beyond_the_vocabulary(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def calibrate(
         ranks: this process among others; sums are then those of all, on every rank.
         cache: a folder that keeps calibrations by a digest of model, data and settings; batches
             are then gone through twice. The mask is known there by its values, the loss by its name
-            alone, a `partial` by what it binds too.
+            alone, a `partial` by what it binds too: tensors and modules by their numbers.
         progress: is called with the batches done, and of how many, where that is known.
 
     Raises:
@@ -143,13 +143,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a batch, in its order."""
+    """Every tensor in a batch, or of a module, in its order."""
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, nn.Module):
+        yield from (*value.parameters(), *value.buffers())
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from _tensors(each)
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _tensors(getattr(value, field.name))
     elif isinstance(value, Sequence) and not isinstance(value, str):
@@ -172,7 +174,10 @@ def example_count(batch: Any) -> int:
 def _named(loss: Any) -> list[str]:
     """What a loss is known by: its module and name, of a `partial` what it binds too."""
     if isinstance(loss, partial):
-        return [*_named(loss.func), repr(loss.args), repr(sorted(loss.keywords.items()))]
+        bound = [loss.args, sorted(loss.keywords.items())]
+        # Of a large tensor, and of a module, the text leaves numbers out.
+        numbers = tensors_digest(("", tensor) for tensor in _tensors(bound))
+        return [*_named(loss.func), repr(bound), numbers]
     named = loss if hasattr(loss, "__qualname__") else type(loss)
     return [named.__module__, named.__qualname__]
 

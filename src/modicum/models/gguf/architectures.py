@@ -87,6 +87,13 @@ def architecture_of(raw: Mapping[str, Any]) -> Architecture:
             value=activation,
             allowed=", ".join(known.activations),
         )
+    if not raw.get("is_causal", True):
+        raise InputError(
+            f"llama.cpp's {known.name} attends to no later tokens",
+            field="is_causal",
+            value=raw["is_causal"],
+            allowed="true",
+        )
     window = window_of(raw)
     if window is not None and window < raw["max_position_embeddings"]:
         raise InputError(

@@ -2,6 +2,8 @@
 
 A model that is built without memory has none of their numbers. transformers computes them in each
 class's `_init_weights`, next to first weights, which are left as they are here.
+
+And tensors that are in fp32, whatever dtype the others of a model have.
 """
 
 from __future__ import annotations
@@ -49,25 +51,26 @@ def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def exact_buffers(model: nn.Module) -> frozenset[str]:
-    """Those of `stored_buffers` that are in fp32, whatever dtype the model's parameters have.
+def exact_tensors(model: nn.Module) -> frozenset[str]:
+    """Those parameters and `stored_buffers` that are in fp32, whatever dtype the others have.
 
-    Such are biases of routing, which choose other experts where they are rounded.
+    Such are weights and biases of routing, which choose other experts where they are rounded.
     """
-    stored = stored_buffers(model).items()
-    floating = (name for name, buffer in stored if buffer.is_floating_point())
+    floating = (name for name, tensor in _stored(model).items() if tensor.is_floating_point())
     return frozenset(name for name in floating if kept_in_fp32(model, name))
 
 
 def keep_exact(model: nn.Module) -> None:
-    """Have a new model's `exact_buffers` be in fp32; what stands in them begins as zeros."""
-    for name in exact_buffers(model):
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        buffer = module.get_buffer(leaf)
-        if buffer.dtype.itemsize < torch.float32.itemsize:
-            made = torch.zeros(buffer.shape, dtype=torch.float32, device=buffer.device)
-            module._buffers[leaf] = made
+    """Have a new model's `exact_tensors` be in fp32; what stands in them begins as zeros."""
+    stored = _stored(model)
+    for name in exact_tensors(model):
+        if (tensor := stored[name]).dtype.itemsize < torch.float32.itemsize:
+            # In place, as a parameter may have several names.
+            tensor.data = torch.zeros(tensor.shape, dtype=torch.float32, device=tensor.device)
+
+
+def _stored(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **stored_buffers(model)}
 
 
 def _drawn(model: nn.Module) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modicum.core.errors import InputError
-from modicum.core.files import read_json
+from modicum.core.files import json_object
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.core.random import derive_seed
 from modicum.core.ranks.sharding import own_part
@@ -20,7 +20,7 @@ from modicum.models.huggingface import CONFIG, ModelHeader, resolve
 from modicum.models.other_folders import no_model
 from modicum.models.plan_headers import has_weights
 from modicum.models.safetensors_file import find_tensors
-from modicum.models.transformers.buffers import exact_buffers
+from modicum.models.transformers.buffers import exact_tensors
 from modicum.models.transformers.config import TransformersConfig
 from modicum.models.transformers.kinds import architecture
 from modicum.models.transformers.model import TransformersClassifier, build
@@ -194,7 +194,7 @@ def classifier_header(
     parts = frozenset(name for name, _ in getattr(model, base).named_children())
     heads = _Heads(model.trained_heads, base, parts, keep_head)
     found = placed(model, find_tensors(folder), folder, heads)
-    header = ModelHeader(folder, config, found, exact=exact_buffers(model))
+    header = ModelHeader(folder, config, found, exact=exact_tensors(model))
     return header, tuple(n for n in every if n not in found)
 
 
@@ -228,4 +228,4 @@ def _raw(folder: Path) -> dict[str, Any]:
     folder = resolve(folder)
     if not (folder / CONFIG).is_file():
         raise no_model(folder)
-    return read_json(folder / CONFIG)
+    return json_object(folder / CONFIG)

@@ -101,6 +101,11 @@ class TransformersConfig(TransformersShape):
         """Inputs and outputs of every dense linear layer, by its full name."""
         return self._facts.layers
 
+    @property
+    def exact(self) -> frozenset[str]:
+        """Names of what the model keeps in fp32, whatever dtype other parameters have."""
+        return self._facts.exact
+
     def block_prefixes(self) -> Sequence[str]:
         """How the names of each block's parameters begin."""
         return self._facts.prefixes
@@ -139,12 +144,14 @@ class _Facts:
     shapes: Mapping[str, tuple[int, ...]]
     layers: Mapping[str, tuple[int, int]]
     prefixes: tuple[str, ...]
+    exact: frozenset[str]
 
 
 @functools.lru_cache(maxsize=8)
 def _facts(text: str, head: HeadKind) -> _Facts:
     from modicum.core.layers.dense_layers import all_layers
     from modicum.core.layers.meta import on_meta
+    from modicum.models.transformers.buffers import exact_tensors
     from modicum.models.transformers.model import build
 
     with on_meta():
@@ -152,7 +159,7 @@ def _facts(text: str, head: HeadKind) -> _Facts:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     layers = {n: (site.in_features, site.out_features) for n, site in all_layers(model).items()}
     prefixes = tuple(f"{model.blocks_name}.{number}." for number in range(len(model.blocks)))
-    return _Facts(shapes, layers, prefixes)
+    return _Facts(shapes, layers, prefixes, exact_tensors(model))
 
 
 @functools.lru_cache(maxsize=8)

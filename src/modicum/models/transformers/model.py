@@ -33,6 +33,8 @@ from modicum.models.transformers.kinds import architecture, described
 from modicum.models.transformers.private import begin_module, runs_again, without_checkpointing
 from modicum.models.transformers.shape import TransformersShape
 
+_CACHES = ("past_key_values", "layer_past")  # as blocks call what they write keys and values into
+
 
 @dataclass(frozen=True)
 class DecoderStates:
@@ -290,6 +292,8 @@ def _running_again(blocks: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _again(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    # Models that take no `use_cache` give a cache all the same, which would have everything twice.
+    keywords |= dict.fromkeys(keywords.keys() & _CACHES)
     return recomputed(partial(forward, **keywords), *arguments)
 
 

@@ -14,7 +14,7 @@ from modicum.core.layers.linear_forms import form_of
 from modicum.core.layers.meta import on_meta
 from modicum.core.ranks.sharding import whole
 from modicum.models.tensor_groups import TensorGroup, dense_weight
-from modicum.models.transformers.buffers import exact_buffers, stored_buffers
+from modicum.models.transformers.buffers import exact_tensors, stored_buffers
 from modicum.models.transformers.model import TransformersModel, build
 
 
@@ -33,7 +33,7 @@ def groups(model: TransformersModel, forms: FormPlan | None = None) -> list[Tens
         plain: Any = build(replace(model.decoder_config, forms=forms))
     shapes = dict(plain.named_parameters())
     shapes |= stored_buffers(plain)
-    exact = exact_buffers(plain)
+    exact = exact_tensors(plain)
     prefixes = [f"{model.blocks_name}.{number}." for number in range(len(model.blocks))]
     names: dict[str, list[str]] = {prefix: [] for prefix in ["", *prefixes]}
     for name in shapes:
