@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 
@@ -119,6 +120,9 @@ def test_overrides(recipe_file, override, change):
 
 def test_the_last_override_holds(recipe_file):
     assert load(recipe_file, ["training.steps=3", "training.steps=4"]).training.steps == 4
+    again = ["adapter.rank=8", "adapter={method: lora, rank: 2}", "adapter.rank=4"]
+    assert load(recipe_file, again) == load(recipe_file)
+    assert written(recipe_file, again, "adapter.rank") == "--set adapter.rank=4"
 
 
 def test_an_override_of_a_section_is_where_its_fields_are_written(recipe_file):
@@ -144,6 +148,8 @@ def test_an_override_of_the_length_or_the_warm_up_replaces_the_files(tmp_path):
     again = load(file, ["training.epochs=2", "training.warmup_fraction=0.1"]).training
     assert (again.steps, again.epochs) == (None, 2)
     assert (again.warmup_steps, again.warmup_fraction) == (0, 0.1)
+    assert written(file, ["training.epochs=2"], "training.steps") is None
+    assert written(file, ["training.epochs=2"], "training.warmup_steps") == f"{file}:3"
     assert load(file, ["training.warmup_fraction=0"]).training.warmup_steps == 3
     with pytest.raises(InputError, match="the length of the run is given more than once"):
         load(file, ["training.epochs=2", "training.tokens=3k"])
@@ -200,6 +206,7 @@ def test_recipes_ship_and_are_found_by_name(tmp_path, monkeypatch):
         locate("demo-adpt")
     Path("my-recipe.yaml").write_text("training: {}\n")
     Path("my-recipes.yaml").write_text("- id: no recipe\n")
+    os.mkfifo("pipe.yaml")  # which nobody writes to
     for name in ("my-recipe.yml", "my-recipe", str(tmp_path / "my-recip.yaml")):
         there = Path(name).with_name("my-recipe.yaml")
         with pytest.raises(InputError, match=rf"Did you mean '{there}'\?"):
@@ -264,8 +271,10 @@ BOMB = "a: &a [x]\n" + "".join(
         ("a: &a [*a]\n", "nested too deeply, or within itself"),
         ("x" * (1 << 18) + "y", "more than 256 KiB"),
         ("training: {steps: " + "9" * 5000 + "}\n", "cannot be read as !!int"),
+        ("? " + "x" * 2000 + "\n: [1, 2]\n", "has more than 1000 characters"),
+        ("a: !!binary eHh4\n", "the tag tag:yaml.org,2002:binary means nothing here"),
     ],
-    ids=["aliases", "depth", "itself", "size", "digits"],
+    ids=["aliases", "depth", "itself", "size", "digits", "key", "binary"],
 )
 def test_a_text_that_means_no_recipe_is_refused_at_once_and_briefly(tmp_path, text, told):
     file = tmp_path / "r.yaml"

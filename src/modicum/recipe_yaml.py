@@ -26,6 +26,8 @@ SHIPPED = (
 # Far more than a recipe ever has. A few lines of aliases of aliases can expand to any number of
 # values, and a file of any size is one that was given by mistake.
 LARGEST_BYTES, MOST_VALUES = 1 << 18, 100_000
+# Of a field with its sections; each value below it has a name that begins so.
+_LONGEST_FIELD = 1000
 # What a recipe says behind a path.
 _LOOKED_AT = 1 << 16  # characters of a file that may be a recipe
 _MAKER = re.compile(r"\s# made by: (\S.*?)\s*$")
@@ -77,7 +79,7 @@ def _next_to(path: Path) -> list[str]:
     """The file next to where a recipe was looked for whose name is nearest, if one is near."""
     try:
         files = [each for each in path.parent.iterdir() if each.suffix in (".yaml", ".yml")]
-        names = [each.name for each in files if _may_be_recipe(each)]
+        names = [each.name for each in files if each.is_file() and _may_be_recipe(each)]
     except OSError:
         return []
     # By the name alone: in a long path any two files are near each other.
@@ -132,10 +134,12 @@ def written(name: str | Path, overrides: Iterable[str], field: str) -> str | Non
         InputError: as `load`.
     """
     values, known = _read(name, overrides)
+    if not _says(values, field):  # also where an override has replaced what the file says
+        return None
     sections = {field, *_parents(field)}
     for place, override in reversed(known.overrides.items()):
         if place in sections:  # the last that sets it, or all of its section
-            return override if _says(values, field) else None
+            return override
     line = known.lines.get(field)
     return None if line is None else f"{known.path}:{line}"
 
@@ -232,6 +236,8 @@ def overridden(overrides: Iterable[str], spelled: dict[str, str] | None = None) 
         if not separator or not field.strip():
             raise InputError("expected FIELD=VALUE", field="--set", value=override)
         field = field.strip()
+        values.pop(field, None)  # one that is given again is the last of all
+        spelled.pop(field, None)
         spelled[field] = f"--set {override}"
         values[field], _ = parse(value, spelled[field], mapping=False)
     return values
@@ -317,6 +323,7 @@ _NUMBERS = (
     ),
 )
 _COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_SCALARS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null"))
 
 
 def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) -> Any:
@@ -325,7 +332,7 @@ def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) 
     if len(lines) > MOST_VALUES:
         raise InputError(f"expands to more than {MOST_VALUES} values", file=source)
 
-    if isinstance(node, yaml.CollectionNode) and node.tag not in _COLLECTIONS:
+    if node.tag not in (_COLLECTIONS if isinstance(node, yaml.CollectionNode) else _SCALARS):
         line = node.start_mark.line + 1
         raise InputError(f"the tag {node.tag} means nothing here", file=source, line=line)
     if isinstance(node, yaml.MappingNode):
@@ -335,6 +342,9 @@ def _construct(node: Any, path: str, lines: dict[str, int], source: str | Path) 
             field = f"{path}.{key}" if path else str(key)
             if not isinstance(key_node, yaml.ScalarNode):
                 raise InputError("a key must be a word", file=source, line=line)
+            if len(field) > _LONGEST_FIELD:
+                problem = f"a key with its sections has more than {_LONGEST_FIELD} characters"
+                raise InputError(problem, file=source, line=line)
             if key in result:
                 raise InputError("this key stands here twice", file=source, line=line, field=field)
             lines[field] = line

@@ -30,6 +30,12 @@ def test_report_text_has_the_test(modicum: Any, tmp_path: Path) -> None:
     assert "loss 2.4567" in lines
 
 
+def test_a_name_moves_no_cursor(modicum: Any, tmp_path: Path) -> None:
+    ended = modicum("report", run_folder(tmp_path / "de\x1b[2Jmo"), "--text")
+    assert ended.out.startswith("de␛[2Jmo: finished")
+    assert "\x1b" not in ended.out
+
+
 def test_what_a_run_lacks_is_left_out(modicum: Any, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"status": "running", "steps": 0}))
     ended = modicum("report", tmp_path, "--text")

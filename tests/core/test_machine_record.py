@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modicum.core.errors import Interrupted, ModicumError
+from modicum.core.errors import InputError, Interrupted, ModicumError
 from modicum.core.machine import identity, record
 from modicum.core.machine.probe_line import RUNS, runs_of
 from modicum.core.machine.record import MachineRecord, ProbeFailed, machine_record, remembered
@@ -287,6 +287,25 @@ def test_without_a_cache_that_can_be_written_the_temporary_folder_is_taken(
     [made] = (tmp_path / "tmp").iterdir()
     assert made.name == f"modicum-machines-{os.getuid()}"
     assert made.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("made", ["shared", "link"])
+def test_a_temporary_folder_that_others_can_write_is_not_believed(tmp_path, monkeypatch, made):
+    monkeypatch.setattr(record.tempfile, "gettempdir", lambda: str(tmp_path))
+    there = tmp_path / f"modicum-machines-{os.getuid()}"
+    (tmp_path / "theirs").mkdir()
+    if made == "link":
+        there.symlink_to(tmp_path / "theirs")
+    else:
+        there.mkdir()
+        there.chmod(0o777)
+    figures = (there / identity.record_file().name).with_suffix(".kernels.json")
+    figures.write_text('{"seven": [8]}')
+    assert remembered("seven", lambda: [7]) == [7]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="is not this user's alone"):
+        machine_record(say=quiet)
 
 
 @pytest.mark.parametrize(

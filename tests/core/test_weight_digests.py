@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from modicum.core import weight_digests as module
-from modicum.core.weight_digests import changed_weights, weight_digests
+from modicum.core.errors import InputError
+from modicum.core.weight_digests import changed_weights, read_digests, weight_digests
 
 SIZE = 3 << 20
 
@@ -67,3 +68,13 @@ def test_a_large_files_digest_is_remembered_until_it_is_touched(
     change(model / "b.safetensors", 5)
     assert changed_weights(model, before) == ["b.safetensors"]
     assert read == [model / "b.safetensors"]
+
+
+def test_a_file_of_digests_that_holds_something_else_is_damaged(model: Path) -> None:
+    file = model / "digests.json"
+    for text in ("[]", "{", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(InputError, match=r"digests\.json: is damaged"):
+            read_digests(file)
+    file.write_text('{"a.safetensors": 7}')
+    assert changed_weights(model, read_digests(file)) == ["a.safetensors", "b.safetensors"]

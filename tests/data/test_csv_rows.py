@@ -98,7 +98,7 @@ def test_a_quote_that_is_left_open_does_not_fill_the_memory(tmp_path, monkeypatc
 def test_a_row_of_lines_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_ROW", 10)
     with pytest.raises(InputError, match=r":3: the row is longer than"):
-        read(tmp_path, "a,b\n1,2\n" + "\"x\n\"," * 9 + "\n")
+        read(tmp_path, "a,b\n1,2\n" + '"x\n",' * 9 + "\n")
 
 
 def test_a_table_is_rows_to_a_source(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,22 @@ from tests.serve.conftest import Folders, ending_with, make_adapter, make_model
 from modicum.core.errors import InputError
 from modicum.core.weight_digests import weight_digests
 from modicum.data.tokenizer import Tokenizer
-from modicum.serve import load_run
+from modicum.serve import load_adapted, load_run
 from modicum.serve.asked import AskedText, parse
 from modicum.serve.choices import token_requests
 from modicum.serve.loading import load_served
 
 IDS = torch.arange(9)[None]
+# A linear form whose file says that it runs.
+PLUGIN = """
+from modicum.core.contracts.method import Info
+from modicum.linears import LinearMethod
+
+class Strange(LinearMethod):
+    info = Info(name="strange", title="Strange", room="linears", paper="", claim="")
+
+raise ImportError("it runs")
+"""
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -148,3 +159,37 @@ def test_an_adapter_s_own_end_of_text_ends_what_it_writes(folders: Folders, tmp_
         body = json.dumps({"model": name, "prompt": "to be"}).encode()
         (request,) = token_requests(served, parse(body, AskedText), 9)
         assert request.ends == served.ends | ends
+
+
+def test_a_plugin_of_a_run_is_run_where_that_was_said_alone(
+    folders: Folders, tmp_path: Path
+) -> None:
+    run, plugin = shutil.copytree(folders.run, tmp_path / "run"), tmp_path / "own.py"
+    plugin.write_text(PLUGIN)
+    (run / "recipe.yaml").write_text(
+        f"model: {{path: {folders.model}}}\ndata: {{path: {tmp_path}}}\n"
+        f"adapter: {{method: lora, rank: 2}}\nlinear: {{method: strange}}\nplugins: [{plugin}]\n"
+    )
+    refused = r"recipe\.yaml: linear\.method: this is a plugin's, .*own\.py"
+    every: tuple[Callable[..., Any], ...] = (load_run, load_adapted, load_served)
+    for loads in every:
+        with pytest.raises(InputError, match=refused):
+            loads(run)
+    with pytest.raises(InputError, match=refused):
+        load_served(folders.run, {"strange": run})
+    with pytest.raises(ImportError, match="it runs"):
+        load_run(run, trust_remote_code=True)
+
+
+def test_files_that_hold_something_else_are_named(folders: Folders, tmp_path: Path) -> None:
+    model = shutil.copytree(folders.model, tmp_path / "model")
+    run = shutil.copytree(folders.run, tmp_path / "run")
+    (model / "config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"config\.json: this holds no JSON object"):
+        load_run(model)
+    (run / "run.json").write_text("[]")
+    with pytest.raises(InputError, match=r"run\.json: this holds no JSON object"):
+        load_run(run)
+    (run / "adapter" / "base_weights.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"base_weights\.json: is damaged"):
+        load_run(run)

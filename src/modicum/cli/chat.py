@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
+from modicum.report.words import visible
 
 if TYPE_CHECKING:
     from modicum.serve import Conversation
@@ -107,6 +108,8 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 
 def _write(conversation: Conversation, prompt: str, options: dict[str, Any]) -> None:
+    """Print what a model writes; a terminal gets no codes that would control it."""
+    terminal = sys.stdout.isatty()
     for piece in conversation.write(prompt, **options):
-        print(piece, end="", flush=True)
+        print(visible(piece) if terminal else piece, end="", flush=True)
     print(flush=True)

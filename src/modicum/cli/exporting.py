@@ -27,16 +27,19 @@ def fold(model: nn.Module, adapter: AttachedAdapter) -> None:
     adapter.detach()
 
 
-def exported(run: Path, file: Path, *, adapter: bool, dtype: DataType) -> Path:
+def exported(
+    run: Path, file: Path, *, adapter: bool, dtype: DataType, trusted: bool = False
+) -> Path:
     """Write what is in a run's folder, or in a model's, as GGUF.
 
     Args:
         adapter: its LoRA alone, for the file of the base model.
+        trusted: whether code of the model's folder is run, as `load_run` takes it.
 
     Raises:
         InputError: there is nothing, or what `write_model` and `write_adapter` refuse.
     """
-    made = load_run(run, device="cpu")
+    made = load_run(run, device="cpu", trust_remote_code=trusted)
     if adapter:
         if made.adapter is None:
             raise InputError("this run has no adapter; take --form gguf", file=run, field="--form")
@@ -49,7 +52,9 @@ def exported(run: Path, file: Path, *, adapter: bool, dtype: DataType) -> Path:
     )
 
 
-def folded_for_peft(run: Path, folder: Path, *, rank: int, tolerance: float | None) -> str:
+def folded_for_peft(
+    run: Path, folder: Path, *, rank: int, tolerance: float | None, trusted: bool = False
+) -> str:
     """Write a run's adapter as a PEFT LoRA of a rank; what that loses, and where it is.
 
     Raises:
@@ -58,7 +63,7 @@ def folded_for_peft(run: Path, folder: Path, *, rank: int, tolerance: float | No
     """
     if folder.exists() and any(folder.iterdir()):
         raise InputError("there is something already; give --out a new folder", file=folder)
-    made = load_run(run, device="cpu")
+    made = load_run(run, device="cpu", trust_remote_code=trusted)
     if made.adapter is None:
         raise InputError("this run has no adapter", file=run, field="--form", value="peft")
     batches, why = None, ""

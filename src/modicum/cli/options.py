@@ -59,7 +59,8 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run the Python files of the model's folder, which can do whatever you can.",
+        help="Run the Python files of the model's folder, and the plugins that the run's recipe "
+        "names; they can do whatever you can.",
     ),
 ]
 

@@ -12,6 +12,7 @@ from modicum.report.columns import StepColumns
 from modicum.report.facts import facts, measures
 from modicum.report.folder import read
 from modicum.report.numbers import NONE, percent, quantity
+from modicum.report.words import visible
 
 _STRETCHES = 10  # of the run, each with its mean loss
 Losses = tuple[int, float | None, float | None]
@@ -26,7 +27,8 @@ def print_run(folder: str | Path, stream: TextIO | None = None) -> None:
     stream, run = stream or sys.stdout, read(folder)
     found = facts(run)
     steps, seconds = quantity(found["steps"], ""), quantity(found["seconds"], "seconds")
-    stream.write(f"{found['name']}: {found['status']} after {steps} steps in {seconds}\n")
+    name = visible(found["name"])
+    stream.write(f"{name}: {found['status']} after {steps} steps in {seconds}\n")
     for note in found["notes"]:
         stream.write(f"{note}\n")
     again = found["plan_revisions"] > 1

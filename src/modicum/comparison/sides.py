@@ -54,14 +54,15 @@ def planned(side: RecipeSide, ranks: int = 1) -> RecipeSide:
     from modicum.planner import plan
     from modicum.planner.planning import plan_anyway
 
-    if side.recipe is None or side.refused is not None:
+    recipe = side.recipe
+    if recipe is None or side.refused is not None:
         return side
     side = replace(side, plan=None)  # one that is there is of other settings
     try:
-        return replace(side, plan=plan(side.recipe, ranks=ranks))
+        return replace(side, plan=plan(recipe, ranks=ranks))
     except DoesNotFit as error:
         if side.began:  # whether there is room when its turn comes, its runs find themselves
-            return replace(side, plan=plan_anyway(side.recipe, ranks=ranks)[0])
+            return replace(side, plan=plan_anyway(recipe, ranks=ranks)[0])
         return replace(side, refused=str(error), fits=False)
     except InputError as error:
         return replace(side, refused=str(error), refused_field=error.field)

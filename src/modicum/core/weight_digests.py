@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from modicum.core.errors import InputError
-from modicum.core.files import file_digest, regular, user_cache, write_json
+from modicum.core.files import file_digest, json_object, regular, user_cache, write_json
 
 # Next to an adapter's own files: the digests of the base model that it was trained on.
 BASE_WEIGHTS = "base_weights.json"
@@ -28,6 +28,18 @@ _REMEMBERED = 1 << 26  # smaller files are read again in less time than is worth
 def weight_digests(folder: Path | None) -> dict[str, str]:
     """A digest of each of a model's weight files; nothing where the model is new."""
     return {name: remembered_digest(file) for name, file in _weights(folder).items()}
+
+
+def read_digests(file: Path) -> dict[str, str]:
+    """The digests that a file holds, such as the one next to an adapter.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    try:
+        return {name: str(digest) for name, digest in json_object(file).items()}
+    except InputError:
+        raise InputError("is damaged: not JSON of digests", file=file) from None
 
 
 def changed_weights(folder: Path | None, before: Mapping[str, str]) -> list[str]:

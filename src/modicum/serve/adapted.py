@@ -16,10 +16,9 @@ from modicum.models.huggingface import CONFIG, fill_from, resolve
 from modicum.models.transformers.classes import begin_heads, classifier_header, stored_classes
 from modicum.models.transformers.loading import DTYPES
 from modicum.models.transformers.model import TransformersClassifier, build
-from modicum.models.transformers.trusted import trust
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import load as load_recipe
-from modicum.serve.conversation import check_base, load_run
+from modicum.serve.conversation import check_base, check_plugins, load_run, trust_base
 from modicum.tasks import task_of
 from modicum.tasks.text_class_checks import classifier_shape, formed_classifier
 from modicum.tasks.text_classes import TextClasses, TextClassTask
@@ -33,10 +32,11 @@ def load_adapted(
     Of a classifier the trained head is in the model.
 
     Args:
-        trust_remote_code: whether Python files of the model's folder are run, with a warning.
+        trust_remote_code: as `load_run` takes it.
 
     Raises:
-        InputError: the run has no adapter, or its base is gone or has changed.
+        InputError: the run has no adapter, its base is gone or has changed, or a plugin makes its
+            task or the forms of its weights.
     """
     folder = Path(run)
     if not any((folder / name).exists() for name in ("adapter", "model", RECORD, CONFIG)):
@@ -47,6 +47,7 @@ def load_adapted(
     file = folder / "recipe.yaml"
     if (folder / "adapter").is_dir() and file.is_file():
         recipe = load_recipe(file)
+        check_plugins(recipe, file, trusted=trust_remote_code)
         if isinstance(task := task_of(recipe), TextClassTask):
             return _classifier(folder, recipe, task, trust_remote_code)
     conversation = load_run(folder, trust_remote_code=trust_remote_code)
@@ -63,7 +64,7 @@ def _classifier(
     base = base_folder_of(adapter)
     check_base(adapter / BASE_WEIGHTS, base)
     if trusted:
-        trust(resolve(base))
+        trust_base(base, folder / "recipe.yaml")
     tokenizer, names = PairTokenizer(folder / "tokenizer"), _classes(folder / "run.json")
     return adapted_classifier(adapter, base, recipe, task.asked, tokenizer, names)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +10,18 @@ import torch
 
 from modicum.adapters import AttachedAdapter, base_folder_of, load
 from modicum.core.errors import InputError
-from modicum.core.files import read_json
+from modicum.core.files import json_object, read_json
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.machine import pick_device
 from modicum.core.run_folders import is_adapter, no_run
-from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
+from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights, read_digests
 from modicum.data.chat_template import ChatTemplate, Message
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.decoders import Decoder, config_of
 from modicum.models.generate import generate
-from modicum.models.transformers.trusted import trust
+from modicum.models.transformers.trusted import named_files, trust
+from modicum.recipe import Recipe
 from modicum.recipe_yaml import load as load_recipe
 from modicum.serve.text_stream import TextStream
 from modicum.tasks.text import formed
@@ -136,10 +136,12 @@ def load_run(
     """The model of a run folder (with its adapter on its base), or of a model folder.
 
     Args:
-        trust_remote_code: whether Python files of the model's folder are run, with a warning.
+        trust_remote_code: whether Python files of the model's folder are run, with a warning, and
+            a plugin that its recipe names.
 
     Raises:
-        InputError: nothing was exported there yet, or the adapter's base is gone or has changed.
+        InputError: nothing was exported there yet, or the adapter's base is gone or has changed; or
+            a plugin makes the forms of its weights.
     """
     folder = Path(path)
     where = pick_device(device)
@@ -152,11 +154,12 @@ def load_run(
         tokenizer = Tokenizer.load(inner)
         template = template_of(folder, tokenizer)
         return Conversation(model.eval(), tokenizer, None, template, more_ends=_ends(inner))
-    base = base_folder_of(folder / "adapter")
+    base, recipe = base_folder_of(folder / "adapter"), folder / "recipe.yaml"
     check_base(folder / "adapter" / BASE_WEIGHTS, base)
     if trust_remote_code:
-        trust(base)
-    model = huggingface.load(base, device=where, linear=base_forms(folder / "recipe.yaml", base))
+        trust_base(base, recipe)
+    forms = base_forms(recipe, base, trusted=trust_remote_code)
+    model = huggingface.load(base, device=where, linear=forms)
     adapter = load(model, folder / "adapter")
     tokenizer = Tokenizer.load(folder / "tokenizer")
     template, ends = template_of(folder, tokenizer), _ends(huggingface.resolve(base))
@@ -200,8 +203,9 @@ def _ends(folder: Path) -> frozenset[int]:
 def _check_writes(folder: Path) -> None:
     """Refuse a classifier, which has no logits of next tokens."""
     file = folder / huggingface.CONFIG
-    named = read_json(file).get("architectures") if file.is_file() else None
-    if any(str(name).endswith("ForSequenceClassification") for name in named or []):
+    named = json_object(file).get("architectures") if file.is_file() else None
+    listed = named if isinstance(named, list) else []
+    if any(str(name).endswith("ForSequenceClassification") for name in listed):
         raise _writes_nothing(folder, "text_classes")
 
 
@@ -216,8 +220,8 @@ def _writes_nothing(folder: Path, task: str) -> InputError:
 def template_of(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template of a model folder, and of a run folder if it was trained on conversations."""
     if (folder / "run.json").is_file():
-        data = read_json(folder / "run.json").get("data") or {}
-        if not data.get("conversations"):
+        data = json_object(folder / "run.json").get("data")
+        if not isinstance(data, dict) or not data.get("conversations"):
             return None
     return tokenizer.chat_template
 
@@ -226,11 +230,7 @@ def check_base(file: Path, base: Path) -> None:
     """Refuse a base model that has changed since an adapter was trained on it, if that is known."""
     if not file.is_file():
         return
-    try:
-        before = {str(name): str(digest) for name, digest in json.loads(file.read_bytes()).items()}
-    except (ValueError, AttributeError):
-        raise InputError("is damaged: not JSON of digests", file=file) from None
-    if changed := changed_weights(base, before):
+    if changed := changed_weights(base, read_digests(file)):
         raise InputError(
             f"the base model has changed since this adapter was trained on it ({changed[0]}); put "
             "it back as it was, or train the adapter anew",
@@ -238,12 +238,51 @@ def check_base(file: Path, base: Path) -> None:
         )
 
 
-def base_forms(recipe: Path, base: str | Path) -> FormPlan:
-    """The forms in which a run held its base weights; of another base, those of its folder."""
+def trust_base(base: Path, recipe: Path) -> None:
+    """Run the code of a base's folder, which may have none where a recipe's plugins are meant."""
+    inner = huggingface.resolve(base)
+    plugins = load_recipe(recipe).plugins if recipe.is_file() else ()
+    if not plugins or named_files(json_object(inner / huggingface.CONFIG)):
+        trust(inner)
+
+
+def check_plugins(recipe: Recipe, file: Path, *, trusted: bool) -> None:
+    """Make sure that no code is run because a stranger's run names it as a plugin.
+
+    Args:
+        file: of the recipe.
+        trusted: whether somebody has asked for it.
+
+    Raises:
+        InputError: a plugin makes the task, or the forms of the weights.
+    """
+    methods = recipe.methods()
+    for slot in ("task", "linear"):
+        if slot in methods and methods[slot].runs_file and not trusted:
+            raise InputError(
+                "this is a plugin's, whose code is run with trust_remote_code alone "
+                "(--trust-remote-code on the command line)",
+                file=file,
+                field=f"{slot}.method",
+                value=str(methods[slot].file),
+            )
+
+
+def base_forms(recipe: Path, base: str | Path, *, trusted: bool = False) -> FormPlan:
+    """The forms in which a run held its base weights; of another base, those of its folder.
+
+    Args:
+        trusted: whether a plugin that the recipe names may make them.
+
+    Raises:
+        InputError: one would, and may not.
+    """
     config = huggingface.read_config(base)
     if not recipe.is_file() or _trained_on_another(recipe.parent):
         return config.forms
-    return formed(load_recipe(recipe), config, ["linear"]).forms
+    asked = load_recipe(recipe)
+    check_plugins(asked, recipe, trusted=trusted)
+    return formed(asked, config, ["linear"]).forms
 
 
 def _trained_on_another(run: Path) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from modicum.adapters import base_model_of, load
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import FormPlan
-from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights
+from modicum.core.weight_digests import BASE_WEIGHTS, changed_weights, read_digests
 from modicum.data.chat_template import ChatTemplate
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
@@ -115,11 +114,7 @@ def _check_base(adapter: Path, base: Path) -> None:
     """Refuse an adapter that is known to be for another base."""
     file = adapter / BASE_WEIGHTS
     if file.is_file():
-        try:
-            before = {str(key): str(value) for key, value in json.loads(file.read_bytes()).items()}
-        except (ValueError, AttributeError):
-            raise InputError("is damaged: not JSON of digests", file=file) from None
-        other = bool(changed_weights(base, before))
+        other = bool(changed_weights(base, read_digests(file)))
     else:
         said = base_model_of(adapter)
         # A name of the hub says nothing of a folder; the user does, who names both.

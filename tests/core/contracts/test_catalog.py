@@ -303,6 +303,10 @@ def test_reading_a_plugin_runs_none_of_it(tmp_path):
         ("pydantic import ImportString", 'field: ImportString = "os.system"'),
         ("typing import Any", "field: \"__import__('os').system('touch {ran}')\" = 1"),
         ("typing import Optional", "field: Optional[\"print('it ran')\"] = None"),
+        ("typing import Any", "field: int = 9**9**9"),
+        ("typing import Any", "field: int = 1 << 10**9"),
+        ("typing import Any", "field: str = 'a' * 10**12"),
+        ("typing import Any", "field: str = '%999999999999d' % 1"),
     ],
 )
 def test_what_could_reach_code_is_refused(tmp_path: Path, imported: str, line: str) -> None:
@@ -312,6 +316,17 @@ def test_what_could_reach_code_is_refused(tmp_path: Path, imported: str, line: s
     text += (info if line.startswith("field") else "") + f"    {line.format(ran=ran)}\n"
     assert "cannot be read without running the file" in error_of(text, tmp_path)
     assert not ran.exists()
+
+
+def test_classes_that_inherit_from_themselves_are_refused(tmp_path: Path) -> None:
+    text = """
+    from modicum.core.contracts.method import Info
+    class A(B):
+        info = Info(name="a", title="a", room="comm", paper="", claim="")
+    class B(A):
+        pass
+    """
+    assert "inherit from each other in a circle" in error_of(text, tmp_path)
 
 
 def test_two_methods_of_one_name_are_refused(tmp_path):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from modicum.cli.options import RunArgument
+from modicum.cli.options import RunArgument, TrustOption
 from modicum.cli.places import check_file, check_folder
 from modicum.core.errors import InputError
 
@@ -41,6 +41,7 @@ def export(
             "q4_k, of a file in f32 or bf16."
         ),
     ] = "f16",
+    trust_remote_code: TrustOption = False,
 ) -> None:
     """Write a run's model for llama.cpp, or its adapter for PEFT.
 
@@ -53,11 +54,14 @@ def export(
             problem = "--form peft folds the adapter into a LoRA; say of which rank"
             raise InputError(problem, field="--rank")
         folder = check_folder(out or run / f"adapter-rank-{rank}", "--out")
-        print(folded_for_peft(run, folder, rank=rank, tolerance=tolerance))
+        print(
+            folded_for_peft(run, folder, rank=rank, tolerance=tolerance, trusted=trust_remote_code)
+        )
         return
     if rank is not None or tolerance is not None:
         field = "--tolerance" if rank is None else "--rank"
         raise InputError("is for --form peft", field=field, value=rank or tolerance)
     adapter = form == "gguf-adapter"
     name = f"{'adapter' if adapter else 'model'}-{dtype}.gguf"
-    print(exported(run, check_file(out or run / name, "--out"), adapter=adapter, dtype=dtype))
+    file = check_file(out or run / name, "--out")
+    print(exported(run, file, adapter=adapter, dtype=dtype, trusted=trust_remote_code))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modicum.cli.options import AdaptersOption, JsonOption, named_adapters
+from modicum.cli.options import AdaptersOption, JsonOption, TrustOption, named_adapters
 
 if TYPE_CHECKING:
     from modicum.serve.served_models import ServedModels
@@ -38,6 +38,7 @@ def serve(
     queue: Annotated[
         int, typer.Option(min=0, help="So many more wait; others are asked to come again.")
     ] = 32,
+    trust_remote_code: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Serve a run's model to OpenAI's clients, on this machine."""
@@ -54,7 +55,7 @@ def serve(
     # The port comes before the model is loaded, which may take a while.
     with listening(host, port) as listener:
         with warnings_as_lines():
-            served = load_served(run, adapters, merge=merge)
+            served = load_served(run, adapters, merge=merge, trust_remote_code=trust_remote_code)
         line = _json if as_json else _line
         begin(
             served,

@@ -106,6 +106,11 @@ class MethodRecord:
         except ValidationError as error:
             raise describe(error, self.fields, prefix=prefix, **where) from None
 
+    @property
+    def runs_file(self) -> bool:
+        """Whether loading it runs a plugin, which this process has not run yet."""
+        return self.module is None and _module_name(self.file) not in sys.modules
+
     def load(self) -> type[Method]:
         """Import the method's file and return the class of its values.
 
@@ -172,8 +177,8 @@ def read_file(path: str | Path, module: str | None = None) -> list[MethodRecord]
     """The methods that a Python file defines, read from its syntax tree.
 
     Raises:
-        InputError: no such file, a syntax error (with its line), or an `info` or a field that
-            cannot be read without running the file.
+        InputError: no such file, a syntax error (with its line), classes that inherit from
+            themselves, or an `info` or a field that cannot be read without running the file.
     """
     file = Path(path)
     if not file.is_file():
@@ -183,7 +188,11 @@ def read_file(path: str | Path, module: str | None = None) -> list[MethodRecord]
                 f"methods of your own are in a file, and this is a folder{hint}", file=file
             )
         raise InputError("no such file of methods", file=file)
-    return [_record(file, node, module) for node in _classes(file)]
+    try:
+        return [_record(file, node, module) for node in _classes(file)]
+    except RecursionError:
+        problem = "its classes inherit from each other in a circle"
+        raise InputError(problem, file=file) from None
 
 
 def _classes(file: Path) -> list[ast.ClassDef]:
@@ -239,14 +248,18 @@ def _search(
     return table
 
 
+def _module_name(file: Path) -> str:
+    """What a plugin is imported as: files of one name in two folders are two modules."""
+    digest = hashlib.sha256(bytes(file.resolve())).hexdigest()
+    return f"modicum_plugin_{file.stem}_{digest[:8]}"
+
+
 def _import(file: Path) -> Any:
     """Import a plugin by its path, once."""
-    path = file.resolve()
-    # Files of one name in two folders are two modules.
-    name = f"modicum_plugin_{file.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    name = _module_name(file)
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
         raise InputError("not a Python file", file=file)
     module = importlib.util.module_from_spec(spec)

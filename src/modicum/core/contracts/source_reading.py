@@ -52,6 +52,8 @@ _LITERAL = (
     *(ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.keyword),
     *(ast.Subscript, ast.BinOp, ast.UnaryOp, ast.expr_context, ast.operator, ast.unaryop),
 )
+# Operators that can make much of little: a number of any length, a text that fills the memory.
+_GROWING = (ast.Pow, ast.LShift, ast.Mult, ast.Mod)
 SOURCES = Path(__file__).resolve().parents[2]
 # How the `__init__` of an optimizer begins; its hyper-parameters are the keywords that follow.
 OPTIMIZER = ("self", "params", "lr")
@@ -151,10 +153,19 @@ def _check_literal(node: ast.expr, known: dict[str, Any]) -> None:
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
             called = part.func.id  # one that is not known is reported as such
             fits = called not in known or any(known[called] is each for each in _makers())
+        elif isinstance(part, ast.BinOp) and isinstance(part.op, _GROWING):
+            fits = _is_small(part.left) and _is_small(part.right)
         else:
             fits = isinstance(part, _LITERAL)
         if not fits:
             raise ValueError(f"{clipped(ast.unparse(part), 60)} is no literal")
+
+
+def _is_small(part: ast.expr) -> bool:
+    """Whether an operand is a number, and one of few digits."""
+    return (
+        isinstance(part, ast.Constant) and isinstance(part.value, int | float) and part.value < 1000
+    )
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import fcntl
 import functools
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -223,10 +224,11 @@ def remembered(name: str, measure: Callable[[], list[int]], count: int = 1) -> l
     Args:
         measure: gives `count` of them.
     """
-    for folder in (cache_folder(), _fallback_folder()):
-        found = _figures((folder / record_file().name).with_suffix(".kernels.json")).get(name)
-        if isinstance(found, list) and [isinstance(each, int) for each in found] == [True] * count:
-            return found
+    for folder in (cache_folder, _fallback_folder):
+        with suppress(OSError, InputError):
+            found = _figures((folder() / record_file().name).with_suffix(".kernels.json")).get(name)
+            if isinstance(found, list) and [isinstance(n, int) for n in found] == [True] * count:
+                return found
     figures = measure()
     # A lock of its own: the process that is asked for the record asks for kernels' figures.
     with _turn(what=".kernels") as record:
@@ -257,8 +259,20 @@ def tell(text: str) -> None:
     print(f"modicum: {text}", file=sys.stderr, flush=True)
 
 
-def _fallback_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
+def _fallback_folder(*, make: bool = False) -> Path:
+    """This user's folder among temporary files, where anybody may have made one of its name.
+
+    Raises:
+        InputError, OSError: it is not this user's alone; there is none.
+    """
+    folder = Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
+    if make:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+    if not own or about.st_mode & 0o022:
+        raise InputError("is not this user's alone; remove it, or set XDG_CACHE_HOME", file=folder)
+    return folder
 
 
 @contextmanager
@@ -267,17 +281,15 @@ def _turn(
 ) -> Iterator[Path]:
     """The record's file, while no other process measures or writes what this one does.
 
-    That it waits for another one is said. Where the disk keeps no locks, nobody waits.
-
-    Where the cache cannot be written, the file of this user's temporary folder.
+    That it waits for another one is said. Where the disk keeps no locks, nobody waits; where the
+    cache cannot be written, it is the file of this user's temporary folder.
     """
     file = record_file(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     except OSError:
-        file = _fallback_folder() / file.name
-        file.parent.mkdir(mode=0o700, exist_ok=True)
+        file = _fallback_folder(make=True) / file.name
         handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     with handle:
         try:
