@@ -148,6 +148,16 @@ def test_marked_iterations_and_one_long_pause_name_nobody() -> None:
     assert found(iter([*calm[:100], pause[100], *calm[101:]])) == []
 
 
+def test_iterations_that_took_next_to_no_time_are_no_error() -> None:
+    """As a rank may say; the agent that judges would end, and nobody would look any more."""
+    calls = [
+        DoneCall("0", number, "all-reduce", "", 8, 0.0, number * 1e-310, marked=False)
+        for number in range(60)
+    ]
+    stream = ([report(rank, 60, done=(call,)) for rank in range(RANKS)] for call in calls)
+    assert found(stream) == []
+
+
 def test_a_rank_that_is_fast_again_may_be_named_again() -> None:
     slow, calm = list(iterations({3: 0.5}, 150)), list(iterations({}, 150))
     named = found(iter([*slow[:120], *calm[120:300], *slow[300:]]))

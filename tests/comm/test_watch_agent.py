@@ -22,8 +22,8 @@ from modicum.comm.watch_agent import HostAgent
 from modicum.core.errors import InputError
 from modicum.core.module_process import module_command
 from modicum.core.ranks.call_ring import ENDED, FAILED, RingWriter
-from modicum.core.ranks.rank_reports import MOST_BYTES, MOST_CALLS, RankReport, report_line
-from modicum.core.ranks.side_channel import OVER, AgentLine, Controller
+from modicum.core.ranks.rank_reports import MOST_BYTES, MOST_CALLS, OVER, RankReport, report_line
+from modicum.core.ranks.side_channel import AgentLine, Controller
 
 LIMITS = asdict(DiagnosisLimits(silent_seconds=60.0, late_seconds=60.0))
 # Ranks that end in order once a line has come, each with so many calls that have ended.

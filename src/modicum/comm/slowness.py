@@ -149,8 +149,8 @@ class GroupCalls:
         if len(known) < WINDOW:
             return None
         span = statistics.median(one.span for one in known[-WINDOW:])
-        size = WINDOW if span <= 0 else max(WINDOW, math.ceil(LEAST_SECONDS / span))
-        size = min(size, MOST_ITERATIONS // 2)
+        most = MOST_ITERATIONS // 2
+        size = WINDOW if span <= 0 else max(WINDOW, math.ceil(min(most, LEAST_SECONDS / span)))
         if len(known) < size:
             return None
         return known[-size:], known[-size - HISTORY : -size]

@@ -25,8 +25,8 @@ from modicum.core.errors import InputError
 from modicum.core.files import write_json
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_probe import RankProbe
-from modicum.core.ranks.rank_reports import RankReport
-from modicum.core.ranks.side_channel import OVER, AgentLine, Controller
+from modicum.core.ranks.rank_reports import OVER, RankReport
+from modicum.core.ranks.side_channel import AgentLine, Controller
 from modicum.core.run_folders import note_interrupted
 
 LOOK_SECONDS = 0.1

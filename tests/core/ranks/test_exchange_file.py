@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from modicum.comm import PowerSGD
 from modicum.comm.low_rank import LowRankExchange
+from modicum.core.errors import InputError
+from modicum.core.ranks import exchange_file
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.exchange_file import load_exchange, save_exchange, saved_exchanges
 from modicum.core.ranks.ranks import Ranks
@@ -102,3 +105,32 @@ def test_files_that_are_not_of_one_time_are_not_taken_up(
     save(tmp_path, model_of(seed), ranks)
     save(tmp_path, model, 2, which=[0])
     assert load(tmp_path, model, 4) == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["[" * 100_000, '{"ranks": 1e999, "weights": "", "values": {"exchange": {}}}'],
+    ids=["brackets in brackets", "no number of ranks"],
+)
+def test_a_note_that_holds_what_is_too_large_is_damage(tmp_path: Path, note: str) -> None:
+    file = tmp_path / "modicum_exchange_0.safetensors"
+    save_file({"exchange/x": torch.ones(1)}, file, metadata={"modicum": note})
+    with pytest.raises(InputError, match="damaged"):
+        load_exchange(bound(0, 1), model_of(0), tmp_path)
+
+
+def test_of_many_ranks_no_file_is_looked_for_after_one_that_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many there are, the file itself says."""
+    model, asked = model_of(0), list[str]()
+    save(tmp_path, model, 50, which=[0])
+    read = exchange_file._read
+
+    def noted(file: Path) -> Any:
+        asked.append(file.stem)
+        return read(file)
+
+    monkeypatch.setattr(exchange_file, "_read", noted)
+    assert load(tmp_path, model, 1) == [None]
+    assert asked == [f"modicum_exchange_{rank}" for rank in (0, 0, 0, 1)]

@@ -25,14 +25,16 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.call_ring import BEREFT, FAILED, RingReader, RingWriter
 from modicum.core.ranks.observed_calls import ObservedCall
 from modicum.core.ranks.rank_probe import RankProbe, process_state, seconds_without_processor
-from modicum.core.ranks.rank_reports import MOST_BYTES, MOST_GROUPS, parse_reports, report_line
-from modicum.core.ranks.side_channel import (
-    MOST_WAITING_BYTES,
+from modicum.core.ranks.rank_reports import (
+    MOST_BYTES,
+    MOST_GROUPS,
     OVER,
-    AgentLine,
-    Controller,
-    listening,
+    parse_reports,
+    report_line,
 )
+from modicum.core.ranks.side_channel import MOST_WAITING_BYTES, AgentLine, Controller, listening
+
+EVENT = {"sentence": "rank 1 is dead", "ends": True}
 
 
 def call(sequence: int, group: str = "0", ended: float = math.nan) -> ObservedCall:
@@ -112,6 +114,14 @@ def test_a_probe_sees_calls_once_and_the_process(tmp_path: Path) -> None:
 def test_a_process_that_a_debugger_holds_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "7 (python) t 1 7 7")
     assert process_state(os.getpid()) == "running"
+
+
+def test_a_host_s_name_of_odd_bytes_is_one_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node\udcff\x1b7")
+    _, report = reports(tmp_path)
+    assert parse_reports(report_line([report]), 2)[0].host == "node  7"
 
 
 @pytest.mark.skipif(not seconds_without_processor(os.getpid()), reason="nobody counts here")
@@ -202,7 +212,7 @@ def test_of_too_many_groups_links_are_left_out(tmp_path: Path) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
@@ -271,11 +281,11 @@ def test_agents_reach_the_controller_and_hear_of_events(tmp_path: Path) -> None:
     found: list[Any] = []
     until(lambda: found.extend(controller.reports()) or found)
     assert found == [report]
-    controller.tell({"sentence": "rank 1 is dead"})
+    controller.tell(EVENT)
     for line in lines:
         heard: list[Any] = []
         until(lambda line=line, heard=heard: heard.extend(line.events()) or heard)
-        assert heard == [{"sentence": "rank 1 is dead"}]
+        assert heard == [EVENT]
     lines[0].send([report])  # not its own
     until(lambda: not lines[0].open and controller.agents == 1)
     assert controller.refused == ["a rank of another host"]
@@ -291,10 +301,10 @@ def test_that_the_controller_s_work_is_over_is_no_event() -> None:
     until(lambda: controller.agents == 1)
     assert not line.over
     controller.tell(OVER)
-    controller.tell({"sentence": "rank 1 is dead"})
+    controller.tell(EVENT)
     heard: list[Any] = []
     until(lambda: heard.extend(line.events()) or heard)
-    assert heard == [{"sentence": "rank 1 is dead"}]
+    assert heard == [EVENT]
     assert line.over
     assert line.open
     line.close()
@@ -317,6 +327,19 @@ def test_an_address_of_another_machine_is_not_listened_at() -> None:
         listening("192.0.2.1")
 
 
+def line_of(there: socket.socket) -> bytes:
+    """A line of a socket without its end, and nothing after it."""
+    line = b""
+    while not line.endswith(b"\n") and (more := there.recv(1)):
+        line += more
+    return line.removesuffix(b"\n")
+
+
+def proof(who: bytes, *challenges: bytes) -> bytes:
+    """What an end says that knows the secret."""
+    return hmac.new(b"secret", b" ".join((who, *challenges)), "sha256").hexdigest().encode()
+
+
 def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Path) -> None:
     """As after a cable was pulled: the agent must go on, to say that it hears nothing."""
     _, report = reports(tmp_path)
@@ -327,6 +350,8 @@ def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Pa
         def meet() -> None:
             taken.append(listener.accept()[0])
             taken[0].sendall(b"challenge\n")
+            own, _, _ = line_of(taken[0]).partition(b" ")
+            taken[0].sendall(proof(b"controller", b"challenge", own) + b"\n")
 
         meeting = threading.Thread(target=meet)
         meeting.start()
@@ -345,7 +370,7 @@ def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Pa
             agent.close()
             while more := reader.recv(1 << 20):
                 read += more
-        found = bytes(read).splitlines(keepends=True)[2:]
+        found = bytes(read).splitlines(keepends=True)[1:]
         assert {each for each in found if each.endswith(b"\n")} == {line}
         assert len(found) < count
 
@@ -353,12 +378,11 @@ def test_an_agent_does_not_wait_for_a_controller_that_does_not_read(tmp_path: Pa
 def test_the_controller_does_not_wait_for_an_agent_that_does_not_read(tmp_path: Path) -> None:
     controller = Controller("127.0.0.1", "secret", 2)
     with socket.create_connection(("127.0.0.1", controller.port)) as deaf:
-        challenge = deaf.recv(100).strip()
-        answer = hmac.new(b"secret", challenge, "sha256").hexdigest().encode()
-        deaf.sendall(answer + b"\n[0]\n")
+        challenge = line_of(deaf)
+        deaf.sendall(b"own " + proof(b"agent", challenge, b"own") + b"\n[0]\n")
         line = AgentLine("127.0.0.1", controller.port, "secret", [1])
         until(lambda: controller.agents == 2)
-        event, count = {"sentence": "x" * 1000}, 8000
+        event, count = {"sentence": "x" * 1000, "ends": False}, 8000
         heard: list[Any] = []
         for _ in range(count):
             controller.tell(event)

@@ -91,9 +91,13 @@ def _saved(folder: Path, rank: int, size: int, weights: str) -> list[dict[str, d
         return []
     if first["ranks"] == size:
         return [] if own is None else [own["states"]]
-    read = (_read(_file(folder, each)) for each in range(first["ranks"]))
-    every = [each for each in read if each and all(each[k] == first[k] for k in _ALIKE)]
-    return [each["states"] for each in every] if len(every) == first["ranks"] else []
+    states = []
+    for each in range(first["ranks"]):  # which may be any number, so the first that lacks ends it
+        found = _read(_file(folder, each))
+        if found is None or any(found[key] != first[key] for key in _ALIKE):
+            return []
+        states.append(found["states"])
+    return states
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -109,7 +113,16 @@ def _read(file: Path) -> dict[str, Any] | None:
                 view, _, key = name.partition("/")
                 states[view][key] = tensors.get_tensor(name)
         return {"ranks": int(note["ranks"]), "weights": str(note["weights"]), "states": states}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise InputError(
             f"damaged: {error}; without it training continues, and what is owed begins at nothing",
             file=file,

@@ -109,7 +109,7 @@ class RankProbe:
         done = self._calls(now)
         return RankReport(
             rank=self.rank,
-            host=socket.gethostname()[:255],
+            host=_printable(socket.gethostname()[:255]),
             process=process,
             process_seconds=now - self._since,
             beat_seconds=max(0.0, now - state.beat),

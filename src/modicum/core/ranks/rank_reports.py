@@ -1,8 +1,9 @@
-"""What an agent says of the ranks of its host: strict JSON of bounded size, a line a message.
+"""What an agent says of the ranks of its host, and what it is answered: strict JSON, a line each.
 
-Only numbers, short words and durations travel. A rank's own clock stands in `ended`, which is
-compared with nothing but other values of the same rank. Whatever is not exactly of this form is
-refused. Nothing here imports torch.
+Lines are of bounded size. Only numbers, short words and durations travel, and in an answer a
+sentence for people. A rank's own clock stands in `ended`, which is compared with nothing but other
+values of the same rank. Whatever is not exactly of this form is refused. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MOST_BYTES = 1 << 18
+MOST_EVENT_BYTES = 1 << 14
 MOST_CALLS, MOST_OPEN, MOST_GROUPS = 256, 16, 64
 PROCESS = ("running", "stopped", "dead")
+# The event after which a controller that falls silent surprises nobody: its own ranks have ended.
+OVER: dict[str, Any] = {"over": True}
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,57 @@ def parse_reports(line: bytes, size: int) -> list[RankReport]:
     >>> parse_reports(b"[]", 2)
     []
     """
-    if len(line) > MOST_BYTES:
-        raise ValueError(f"a message of more than {MOST_BYTES} bytes")
+    return [_report(one, size) for one in _items(_value(line, MOST_BYTES), size)]
+
+
+def parse_ranks(line: bytes, size: int) -> set[int]:
+    """The ranks of an agent, below `size`.
+
+    Raises:
+        ValueError: it is no list of some.
+
+    >>> parse_ranks(b"[1, 0]", 2)
+    {0, 1}
+    """
+    given = _items(_value(line, MOST_BYTES), size)
+    if not given:
+        raise ValueError("no rank")
+    return {_count(rank, size - 1) for rank in given}
+
+
+def parse_event(line: bytes) -> dict[str, Any]:
+    """What a controller says, checked: a `sentence` of one line, and whether it `ends` the run.
+
+    More words, numbers and flags may stand there. `{}` says that the controller is there.
+
+    Raises:
+        ValueError: it is nothing of the kind, nor `OVER`.
+
+    >>> parse_event(b'{"sentence": "rank 1 is dead", "ends": true}')["ends"]
+    True
+    """
+    event = _value(line, MOST_EVENT_BYTES)
+    if not isinstance(event, dict):
+        raise ValueError("no event")
+    for name, value in event.items():
+        _word(name, 64)
+        if isinstance(value, str):
+            _word(value, MOST_EVENT_BYTES)
+        elif type(value) not in (bool, int, float) or not -math.inf < value < math.inf:
+            raise ValueError("neither a word, a number nor a flag")
+    if event not in ({}, OVER):
+        _word(event.get("sentence"), MOST_EVENT_BYTES)
+        _flag(event.get("ends"))
+    return event
+
+
+def _value(line: bytes, most: int) -> Any:
+    if len(line) > most:
+        raise ValueError(f"a message of more than {most} bytes")
     try:
-        given = json.loads(line, parse_constant=_refuse)
+        return json.loads(line, parse_constant=_refuse)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    return [_report(one, size) for one in _items(given, size)]
 
 
 def _report(given: Any, size: int) -> RankReport:
@@ -176,7 +224,8 @@ def _count(given: Any, most: int = 1 << 62) -> int:
 
 
 def _seconds(given: Any) -> float:
-    if type(given) not in (int, float) or not math.isfinite(given) or not -1 <= given < 1e12:
+    # Compared as it is: an integer may be larger than any float.
+    if type(given) not in (int, float) or not -1 <= given < 1e12:
         raise ValueError("no seconds")
     return float(given)
 

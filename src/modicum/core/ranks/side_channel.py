@@ -1,9 +1,12 @@
 """A controller that agents of several hosts reach next to the links on which training travels.
 
-Whoever connects proves that it knows the secret, which itself does not travel: it answers a random
-challenge by its HMAC. Then an agent sends reports, a line each, of ranks that are its own, and the
-controller sends events, the same to all. What is not of that form ends the connection; nothing is
-encrypted. Nobody waits for an end that does not read, as when a cable is pulled: that must be said.
+Both ends prove that they know the secret, which itself does not travel here: the agent, then the
+controller, answers random challenges by their HMAC. Then an agent sends reports, a line each, of
+ranks that are its own, and the controller sends events, the same to all. What is not of that form
+ends the connection. Nothing is encrypted, and the secret comes in clear, through the store in which
+ranks met: who reads that network is trusted. Nobody waits for an end that does not read, as when a
+cable is pulled: that must be said.
+
 Nothing here imports torch.
 """
 
@@ -20,13 +23,23 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from modicum.core.ranks.rank_reports import MOST_BYTES, RankReport, parse_reports, report_line
+from modicum.core.ranks.rank_reports import (
+    MOST_BYTES,
+    MOST_EVENT_BYTES,
+    OVER,
+    RankReport,
+    parse_event,
+    parse_ranks,
+    parse_reports,
+    report_line,
+)
 
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0  # in all, however slowly it comes
+MOST_GREETING_BYTES = 128  # of a line of who has proved nothing yet
+# So many may have connected and said nothing, and one for each rank; then the first of them go.
+MOST_STRANGERS = 64
+ACCEPT_AGAIN_SECONDS = 0.1
 FLUSH_SECONDS = 3.0
-MOST_EVENT_BYTES = 1 << 14
-# The event after which a controller that falls silent surprises nobody: its own ranks have ended.
-OVER: dict[str, Any] = {"over": True}
 # So much waits for who does not read; then lines are left out.
 MOST_WAITING_BYTES = 1 << 20
 
@@ -50,7 +63,8 @@ class Controller:
         self._secret, self._size = secret.encode(), size
         self._reports: queue.Queue[list[RankReport]] = queue.Queue(maxsize=10_000)
         self._agents: dict[socket.socket, tuple[set[int], _Outbox]] = {}
-        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}  # in order
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self.refused: list[str] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -79,34 +93,46 @@ class Controller:
 
     def close(self) -> None:
         """Listen no more, and end all connections."""
+        self._closed.set()
         with self._lock:
-            open_ones = [self._listener, *self._agents]
+            open_ones = [self._listener, *self._strangers, *self._agents]
         for one in open_ones:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
+        while not self._closed.is_set():
+            try:
                 agent, _ = self._listener.accept()
+            except OSError:  # it was closed, who came has left, or there is no descriptor just now
+                self._closed.wait(ACCEPT_AGAIN_SECONDS)
+                continue
+            self._make_room(agent)
+            try:
                 threading.Thread(target=self._serve, args=(agent,), daemon=True).start()
+            except RuntimeError:  # there is no thread just now
+                self._end(agent)
+
+    def _make_room(self, agent: socket.socket) -> None:
+        """For one more, by the end of who has said nothing for longest: an agent is faster."""
+        with self._lock:
+            self._strangers[agent] = None
+            for one in list(self._strangers)[: -MOST_STRANGERS - self._size]:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, agent: socket.socket) -> None:
         try:
-            agent.settimeout(HANDSHAKE_SECONDS)
-            challenge = secrets.token_hex(16)
-            agent.sendall(challenge.encode() + b"\n")
-            lines = _Lines(agent, MOST_BYTES)
-            if not hmac.compare_digest(lines.next(), _answer(self._secret, challenge)):
-                raise ValueError("who connected does not know the secret")
-            ranks = _ranks(lines.next(), self._size)
+            lines, until = _Lines(agent), time.monotonic() + HANDSHAKE_SECONDS
+            ranks = self._met(agent, lines, until)
             agent.settimeout(None)
             with self._lock:
                 if any(ranks & others for others, _ in self._agents.values()):
                     raise ValueError("ranks that another agent has")
+                self._strangers.pop(agent, None)
                 self._agents[agent] = ranks, _Outbox(agent)
-            while line := lines.next():
+            while line := lines.next(MOST_BYTES):
                 reports = parse_reports(line, self._size)
                 if {report.rank for report in reports} - ranks:
                     raise ValueError("a rank of another host")
@@ -114,9 +140,23 @@ class Controller:
         except (OSError, ValueError) as error:
             self.refused = [*self.refused[-99:], str(error)]
         finally:
-            with self._lock:
-                self._agents.pop(agent, None)
-            agent.close()
+            self._end(agent)
+
+    def _met(self, agent: socket.socket, lines: _Lines, until: float) -> set[int]:
+        """The ranks of an agent that knows the secret."""
+        challenge = _challenge()
+        agent.sendall(challenge + b"\n")
+        theirs, _, proof = lines.next(MOST_GREETING_BYTES, until).partition(b" ")
+        if not hmac.compare_digest(proof, _proof(self._secret, b"agent", challenge, theirs)):
+            raise ValueError("who connected does not know the secret")
+        agent.sendall(_proof(self._secret, b"controller", challenge, theirs) + b"\n")
+        return parse_ranks(lines.next(MOST_BYTES, until), self._size)
+
+    def _end(self, agent: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(agent, None)
+            self._agents.pop(agent, None)
+        agent.close()
 
 
 def listening(host: str) -> socket.socket:
@@ -138,15 +178,17 @@ class AgentLine:
 
     Raises:
         OSError: it is not reached.
+        ValueError: who answers does not know the secret.
     """
 
     def __init__(self, host: str, port: int, secret: str, ranks: Collection[int]) -> None:
         self._socket = socket.create_connection((host, port), timeout=HANDSHAKE_SECONDS)
-        self._lines = _Lines(self._socket, MOST_EVENT_BYTES)
-        challenge = self._lines.next().decode("ascii", "replace")
-        self._socket.sendall(_answer(secret.encode(), challenge) + b"\n")
-        self._socket.sendall(json.dumps(sorted(ranks)).encode() + b"\n")
-        self._socket.settimeout(None)
+        self._lines = _Lines(self._socket)
+        try:
+            self._meet(secret.encode(), ranks)
+        except BaseException:
+            self._socket.close()
+            raise
         self._outbox = _Outbox(self._socket)
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.heard, self.open, self.over = time.monotonic(), True, False
@@ -174,14 +216,25 @@ class AgentLine:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
+    def _meet(self, secret: bytes, ranks: Collection[int]) -> None:
+        until, challenge = time.monotonic() + HANDSHAKE_SECONDS, _challenge()
+        theirs = self._lines.next(MOST_GREETING_BYTES, until)
+        proof = _proof(secret, b"agent", theirs, challenge)
+        self._socket.sendall(challenge + b" " + proof + b"\n")
+        answer = self._lines.next(MOST_GREETING_BYTES, until)
+        if not hmac.compare_digest(answer, _proof(secret, b"controller", theirs, challenge)):
+            raise ValueError("who answers at the controller's address does not know the secret")
+        self._socket.sendall(json.dumps(sorted(ranks)).encode() + b"\n")
+        self._socket.settimeout(None)
+
     def _listen(self) -> None:
         with suppress(OSError, ValueError):
-            while line := self._lines.next():
-                event = json.loads(line)
+            while line := self._lines.next(MOST_EVENT_BYTES):
+                event = parse_event(line)
                 self.heard = time.monotonic()
                 if event == OVER:
                     self.over = True
-                elif isinstance(event, dict) and event:
+                elif event:
                     self._events.put(event)
         self.open = False
 
@@ -212,31 +265,33 @@ class _Outbox:
 
 
 class _Lines:
-    """Lines of a socket, none longer than `most`; an empty one when it has ended."""
+    """Lines of a socket; an empty one when it has ended."""
 
-    def __init__(self, source: socket.socket, most: int) -> None:
-        self._source, self._most, self._held = source, most, bytearray()
+    def __init__(self, source: socket.socket) -> None:
+        self._source, self._held = source, bytearray()
 
-    def next(self) -> bytes:
-        while (end := self._held.find(b"\n")) < 0:
-            if len(self._held) > self._most:
-                raise ValueError(f"a line of more than {self._most} bytes")
+    def next(self, most: int, until: float | None = None) -> bytes:
+        """One of so many bytes at most, which must have come by `until` where that is given."""
+        while (end := self._held.find(b"\n")) < 0 and len(self._held) <= most:
+            if until is not None:
+                if (left := until - time.monotonic()) <= 0:
+                    raise TimeoutError("who it is was not said in time")
+                self._source.settimeout(left)
             if not (more := self._source.recv(65536)):
                 return b""
             self._held += more
+        if not 0 <= end <= most:
+            raise ValueError(f"a line of more than {most} bytes")
         line = bytes(self._held[:end])
         del self._held[: end + 1]
         return line
 
 
-def _answer(secret: bytes, challenge: str) -> bytes:
-    return hmac.new(secret, challenge.encode(), "sha256").hexdigest().encode()
+def _challenge() -> bytes:
+    return secrets.token_hex(16).encode()
 
 
-def _ranks(line: bytes, size: int) -> set[int]:
-    given = json.loads(line)
-    if not isinstance(given, list) or not given or len(given) > size:
-        raise ValueError("no list of ranks")
-    if not all(type(rank) is int and 0 <= rank < size for rank in given):
-        raise ValueError("a rank that there is not")
-    return set(given)
+def _proof(secret: bytes, who: bytes, controllers: bytes, agents: bytes) -> bytes:
+    """What `who` says of both challenges; the other end says something else, so no echo is one."""
+    said = b" ".join((who, controllers, agents))
+    return hmac.new(secret, said, "sha256").hexdigest().encode()
