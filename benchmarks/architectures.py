@@ -17,6 +17,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
@@ -273,21 +274,14 @@ def close(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
 
 
 def apart(work: Callable[[], Any]) -> Any:
-    """Do it in a process of its own, forked from this one; what it gives.
+    """Do it in a process of its own, which begins without the threads of this one; what it gives.
 
     Raises:
         NotSeen: it fails, or takes too long.
     """
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
     answers = context.SimpleQueue()
-
-    def one() -> None:
-        try:
-            answers.put((work(), None))
-        except BaseException as error:
-            answers.put((None, f"{type(error).__name__}: {error}"[:400]))
-
-    process = context.Process(target=one)
+    process = context.Process(target=answer, args=(work, answers))
     process.start()
     try:
         process.join(ROW_SECONDS)
@@ -300,6 +294,19 @@ def apart(work: Callable[[], Any]) -> Any:
     if failed is not None:
         raise NotSeen(failed)
     return found
+
+
+def answer(work: Callable[[], Any], answers: SimpleQueue[tuple[Any, str | None]]) -> None:
+    """Put what it gives, or the words of its error, where the process that asks reads it."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    traced_cache._traced_apart = trace_here
+    try:
+        answers.put((work(), None))
+    except BaseException as error:
+        answers.put((None, f"{type(error).__name__}: {error}"[:400]))
 
 
 def model_row(raw: dict[str, Any], columns: tuple[str, ...] = COLUMNS) -> dict[str, Any]:
@@ -369,14 +376,8 @@ def main() -> None:
         "--without-large", action="store_true", help="leave out the large forecasts"
     )
     options = parser.parse_args()
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # where ranks find this file
-    torch.set_num_threads(1)  # with more a forked process waits for ever in its first product
-    traced_cache._traced_apart = trace_here
     columns = tuple(options.columns.split(","))
     known = results()
     for name in options.only or MODELS:
