@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from classifiers import write_rows
 
 from modicum.core.errors import InputError
+from modicum.data import labelled_texts
 from modicum.data.labelled_texts import (
     LabelledText,
     class_names,
@@ -63,6 +65,22 @@ def test_an_integer_is_no_place_where_a_name_spells_another_place() -> None:
         numbered(row(0), names, listed=True)
     assert numbered(row(0), ("4", "5"), listed=True) == 0
     assert numbered(row(0), ("no star", "1"), listed=True) == 0
+
+
+def test_names_are_looked_at_once_for_the_places_of_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, looked_at = [f"class {n}" for n in range(50)], Counter[str]()
+    integer = labelled_texts._integer
+
+    def counted(label: int | str) -> int | None:
+        looked_at[str(label)] += 1
+        return integer(label)
+
+    monkeypatch.setattr(labelled_texts, "_integer", counted)
+    labels = [*range(50)] * 2
+    assert [numbered(row(label), names, listed=True) for label in labels] == labels
+    assert [looked_at[name] for name in names] == [1] * 50
 
 
 @pytest.mark.parametrize("column", ["text", "label"])

@@ -179,6 +179,13 @@ def test_a_plugin_of_a_run_is_run_where_that_was_said_alone(
         load_served(folders.run, {"strange": run})
     with pytest.raises(ImportError, match="it runs"):
         load_run(run, trust_remote_code=True)
+    asked = shutil.copytree(folders.run, tmp_path / "asked")
+    (asked / "recipe.yaml").write_text(
+        f"model: {{path: {folders.model}}}\ndata: {{path: {tmp_path}}}\n"
+        f"adapter: {{method: lora, rank: 2}}\nplugins: [{plugin}]\n"
+    )
+    with pytest.raises(ImportError, match="it runs"):
+        load_served(asked, {"strange": run}, trust_remote_code=True)
 
 
 def test_files_that_hold_something_else_are_named(folders: Folders, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from modicum.core.errors import InputError
@@ -181,10 +182,18 @@ def _place(label: int | str, names: Sequence[str]) -> int | None:
     0 would be the first, and 1 too. One that is spelled gives a place where no name spells an
     integer, and is `1` then and not `01`.
     """
-    number, places = _integer(label), range(len(names))
-    if number is None or number not in places:
+    number = _integer(label)
+    if number is None or not 0 <= number < len(names):
         return None
-    spelled = {_integer(name): place for place, name in enumerate(names)}
+    apart, words = _spelling(tuple(names))
     if isinstance(label, int):
-        return number if all(spelled.get(place, place) == place for place in places) else None
-    return number if label == str(number) and set(spelled) == {None} else None
+        return number if apart else None
+    return number if label == str(number) and words else None
+
+
+@lru_cache(maxsize=8)  # as it looks at all names, and every row asks
+def _spelling(names: tuple[str, ...]) -> tuple[bool, bool]:
+    """Whether no name spells the place of another, and whether none spells an integer at all."""
+    spelled = {_integer(name): place for place, name in enumerate(names)}
+    apart = all(spelled.get(place, place) == place for place in range(len(names)))
+    return apart, set(spelled) == {None}

@@ -61,7 +61,7 @@ def load_served(
     if conversation.adapter is not None and not merge:
         served.adapters[_OWN] = conversation.adapter
     for name, folder in more.items():
-        _add(served, name, folder, _base_of(run))
+        _add(served, name, folder, _base_of(run), trust_remote_code)
     return served
 
 
@@ -85,8 +85,11 @@ def _base_of(run: Path) -> Path:
     return huggingface.resolve(run)
 
 
-def _add(served: ServedModels, name: str, folder: Path, base: Path) -> None:
+def _add(served: ServedModels, name: str, folder: Path, base: Path, trusted: bool) -> None:
     """Attach one more adapter, and serve it by its name.
+
+    Args:
+        trusted: whether a plugin that its recipe names may say the forms of its base.
 
     Raises:
         InputError: the name is taken or no name, or the adapter is for another model.
@@ -103,7 +106,7 @@ def _add(served: ServedModels, name: str, folder: Path, base: Path) -> None:
         raise InputError("no such folder of an adapter", file=folder, field="--adapter")
     _check_base(inner, base)
     if (folder / "recipe.yaml").is_file():
-        _check_forms(folder, base, config_of(served.model).forms)
+        _check_forms(folder, base, config_of(served.model).forms, trusted)
     template, ends = _template_and_ends(served, folder)
     own = f"added-{len(served.adapters)}"
     served.adapters[own] = load(served.model, inner, name=own)
@@ -128,9 +131,9 @@ def _check_base(adapter: Path, base: Path) -> None:
         )
 
 
-def _check_forms(run: Path, base: Path, served: FormPlan) -> None:
+def _check_forms(run: Path, base: Path, served: FormPlan, trusted: bool) -> None:
     """Refuse an adapter whose run held the base's weights in another form."""
-    if base_forms(run / "recipe.yaml", base) != served:
+    if base_forms(run / "recipe.yaml", base, trusted=trusted) != served:
         raise InputError(
             "this adapter was trained on base weights in another form (`linear` of its recipe) "
             "than those that are served; serve its run by itself",

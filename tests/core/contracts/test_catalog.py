@@ -305,6 +305,7 @@ def test_reading_a_plugin_runs_none_of_it(tmp_path):
         ("typing import Optional", "field: Optional[\"print('it ran')\"] = None"),
         ("typing import Any", "field: int = 9**9**9"),
         ("typing import Any", "field: int = 1 << 10**9"),
+        ("typing import Any", "field: int = (-~(2**1000)) ** 1000 * 2"),
         ("typing import Any", "field: str = 'a' * 10**12"),
         ("typing import Any", "field: str = '%999999999999d' % 1"),
     ],
@@ -316,6 +317,24 @@ def test_what_could_reach_code_is_refused(tmp_path: Path, imported: str, line: s
     text += (info if line.startswith("field") else "") + f"    {line.format(ran=ran)}\n"
     assert "cannot be read without running the file" in error_of(text, tmp_path)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("64 * 1024**2", 1 << 26),
+        ("1_000 * 2 % 7 * 0.5", 2.5),
+        ("10**-4", 10**-4),
+        ("-(2**31)", -2147483648),
+        ("3 << 20", 3145728),
+    ],
+)
+def test_a_default_may_be_made_of_numbers(tmp_path: Path, text: str, value: float) -> None:
+    file = tmp_path / "made.py"
+    info = '    info = Info(name="a", title="a", room="comm", paper="", claim="")\n'
+    head = "from modicum.core.contracts.method import Info\nclass A:\n"
+    file.write_text(f"{head}{info}    field: float = {text}\n")
+    assert catalog([file])["a"].fields["field"] == (float, value)
 
 
 def test_classes_that_inherit_from_themselves_are_refused(tmp_path: Path) -> None:

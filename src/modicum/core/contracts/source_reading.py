@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,7 @@ _LITERAL = (
 )
 # Operators that can make much of little: a number of any length, a text that fills the memory.
 _GROWING = (ast.Pow, ast.LShift, ast.Mult, ast.Mod)
+_MOST_BITS = 4096  # of what they make
 SOURCES = Path(__file__).resolve().parents[2]
 # How the `__init__` of an optimizer begins; its hyper-parameters are the keywords that follow.
 OPTIMIZER = ("self", "params", "lr")
@@ -154,18 +156,24 @@ def _check_literal(node: ast.expr, known: dict[str, Any]) -> None:
             called = part.func.id  # one that is not known is reported as such
             fits = called not in known or any(known[called] is each for each in _makers())
         elif isinstance(part, ast.BinOp) and isinstance(part.op, _GROWING):
-            fits = _is_small(part.left) and _is_small(part.right)
+            fits = _bits(part) <= _MOST_BITS
         else:
             fits = isinstance(part, _LITERAL)
         if not fits:
             raise ValueError(f"{clipped(ast.unparse(part), 60)} is no literal")
 
 
-def _is_small(part: ast.expr) -> bool:
-    """Whether an operand is a number, and one of few digits."""
-    return (
-        isinstance(part, ast.Constant) and isinstance(part.value, int | float) and part.value < 1000
-    )
+def _bits(part: ast.expr) -> float:
+    """How many bits a number has at most that is made of numbers; infinity: it is made of more."""
+    if isinstance(part, ast.UnaryOp):
+        return 1 + _bits(part.operand)
+    if isinstance(part, ast.BinOp):
+        left, right = _bits(part.left), _bits(part.right)
+        raised = isinstance(part.op, ast.Pow | ast.LShift)
+        return left * 2.0 ** min(right, 64) if raised else left + right
+    if not isinstance(part, ast.Constant) or not isinstance(part.value, int | float):
+        return math.inf
+    return max(1, part.value.bit_length()) if isinstance(part.value, int) else 1
 
 
 @functools.cache
