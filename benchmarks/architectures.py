@@ -303,6 +303,7 @@ def answer(work: Callable[[], Any], answers: SimpleQueue[tuple[Any, str | None]]
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     traced_cache._traced_apart = trace_here
+    torch.set_num_threads(1)  # sums of several threads are rounded otherwise where blocks compile
     try:
         answers.put((work(), None))
     except BaseException as error:
