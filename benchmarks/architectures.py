@@ -303,7 +303,6 @@ def answer(work: Callable[[], Any], answers: SimpleQueue[tuple[Any, str | None]]
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     traced_cache._traced_apart = trace_here
-    torch.set_num_threads(1)  # sums of several threads are rounded otherwise where blocks compile
     try:
         answers.put((work(), None))
     except BaseException as error:
@@ -360,7 +359,7 @@ def trace_here(request: Any, wanted: Any) -> dict[str, Any]:
     """Trace in this process: starting another for each plan would take most of the time."""
     arguments = dict(request.arguments)
     given = {"build": request.build, "arguments": arguments, "wanted": wanted}
-    found = json.loads(traced_cache.answer(given))
+    found = json.loads(json.dumps(traced_cache.answer(given)))
     if "failed" in found:
         raise traced_cache.TraceFailed(found["failed"])
     return dict(found["passes"])

@@ -38,7 +38,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def here(request: Any, wanted: list[Any]) -> Any:
         asked = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
-        return json.loads(traced_cache.answer(asked))["passes"]
+        return json.loads(json.dumps(traced_cache.answer(asked)))["passes"]
 
     monkeypatch.setattr(traced_cache, "_traced_apart", here)
     monkeypatch.chdir(tmp_path)

@@ -248,12 +248,32 @@ def test_a_trace_allocates_nothing() -> None:
     assert spent.bytes("weight") > 25 * 10**9
 
 
-def test_any_number_of_sequences_lies_on_the_line() -> None:
-    traced = decoder(SHAPE, 16)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("adapter", [None, {"method": "lora"}])
+def test_any_number_of_sequences_lies_on_the_line(adapter, half) -> None:
+    traced, fresh = (decoder(SHAPE, 16, half=half, adapter=adapter) for _ in range(2))
     assert traced.moves().affine
-    fresh = decoder(SHAPE, 16)
     exact = fresh.moves()._exact(7)
     assert traced.moves().at(7) == exact
+
+
+def test_off_the_line_all_kinds_of_a_pass_are_traced_at_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    salt = {"config": SHAPE | {"context": 128}, "tokens": 128, "adapter": {"method": "salt"}}
+    request, asked = TraceRequest("modicum.models.traced_builds:decoder", salt), []
+
+    def here(one: TraceRequest, wanted: list[Any]) -> Any:
+        asked.append(wanted)
+        given = {"build": one.build, "arguments": one.arguments, "wanted": wanted}
+        return json.loads(json.dumps(traced_cache.answer(given)))["passes"]
+
+    monkeypatch.setattr(traced_cache, "_traced_apart", here)
+    stored, exact = StoredLedgers(request), request.here()
+    assert not exact.moves().affine
+    for recompute in (False, True):
+        assert stored.ledger(5, recompute=recompute) == exact.ledger(5, recompute=recompute)
+    assert len(asked) == 2
+    assert sorted(asked[1]) == [(False, False, 5), (False, True, 5), (True, True, 5)]
 
 
 def test_a_model_that_another_process_traced(tmp_path, monkeypatch) -> None:
@@ -283,7 +303,7 @@ def test_a_broken_file_is_traced_again(content, tmp_path, monkeypatch) -> None:
         from modicum.models.traced_cache import answer
 
         given = {"build": asked.build, "arguments": asked.arguments, "wanted": wanted}
-        return json.loads(answer(given))["passes"]
+        return json.loads(json.dumps(answer(given)))["passes"]
 
     monkeypatch.setattr("modicum.models.traced_cache._traced_apart", here)
     assert StoredLedgers(request).weights == request.here().weights

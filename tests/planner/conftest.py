@@ -41,7 +41,7 @@ def traced_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def here(request: TraceRequest, wanted: list[Any]) -> Any:
         found.append(request.build)
         given = {"build": request.build, "arguments": request.arguments, "wanted": wanted}
-        made = json.loads(answer(json.loads(json.dumps(given))))
+        made = json.loads(json.dumps(answer(json.loads(json.dumps(given)))))
         if "failed" in made:
             raise TraceFailed(made["failed"])
         return made["passes"]

@@ -44,7 +44,7 @@ def traced_here() -> Iterator[None]:
 
     def here(request: TraceRequest, wanted: list[Any]) -> Any:
         asked = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
-        return json.loads(traced_cache.answer(asked))["passes"]
+        return json.loads(json.dumps(traced_cache.answer(asked)))["passes"]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(traced_cache, "_traced_apart", here)

@@ -332,11 +332,15 @@ def end_allocation_events() -> list[Any]:
 def compiler_settings(limits: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[None]:
     """Settings of the compiler while the context lasts.
 
+    A backward pass is compiled with its forward pass: by default it is when it is first run, which
+    is after the context has ended.
+
     Args:
         limits: of `torch._dynamo.config`, which must have them.
         wanted: of `torch._inductor.config`; those that this version does not have are left out.
     """
     import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
     traced = dict(limits)
@@ -344,8 +348,12 @@ def compiler_settings(limits: Mapping[str, Any], wanted: Mapping[str, Any]) -> I
     # else: whoever compiles has timed them, and needs no warning.
     if hasattr(dynamo, "issue_3_13_0_warning"):
         traced["issue_3_13_0_warning"] = False
-    known = {name: value for name, value in wanted.items() if hasattr(inductor, name)}
-    with dynamo.patch(traced), inductor.patch(known):
+    at_once = {"force_non_lazy_backward_lowering": True}
+    lowered, known = (
+        {name: value for name, value in each.items() if name in config.get_config_copy()}
+        for config, each in ((functorch, at_once), (inductor, wanted))
+    )
+    with dynamo.patch(traced), functorch.patch(lowered), inductor.patch(known):
         yield
 
 

@@ -25,15 +25,16 @@ from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import read_json, user_cache, write_json
 from modicum.core.layers.trace_failure import why_not
 from modicum.core.layers.trace_moves import Move, TracedPart, TracedPass, move_of, plain
-from modicum.core.machine.child_process import ChildFailed, answer_of
+from modicum.core.machine.answering_process import AnsweringProcess
+from modicum.core.machine.child_process import ChildFailed
 from modicum.models.traced_ledger import TracedLedgers, TracedModel
 from modicum.models.traced_moves import PassMoves
 
 _FORMAT = 1
 _PACKAGES = ("core", "linears", "adapters", "models", "tasks")
-_USUAL = ([False, True, 0], [False, False, 0], [True, True, 0])
+_USUAL = ((False, True), (False, False), (True, True))
 _LIBRARIES = ("torch", "transformers")
-_PROGRAM = "from modicum.models.traced_cache import answer; print(answer(given))"
+_TRACING = AnsweringProcess("modicum.models.traced_cache:answer", work="the process that traces it")
 
 
 class TraceFailed(ModicumError):
@@ -121,7 +122,7 @@ class StoredLedgers(TracedLedgers):
 
     def _of(self, *, recompute: bool, backward: bool, sequences: int = 0) -> dict[str, Any]:
         """What is kept of a kind of pass, traced now where nothing is."""
-        name = f"recompute {recompute:d}, backward {backward:d}, sequences {sequences}"
+        name = _name(recompute, backward, sequences)
         file = self._request.file
         if _usable(found := _read(file).get(name)):
             return cast(dict[str, Any], found)
@@ -129,9 +130,10 @@ class StoredLedgers(TracedLedgers):
             known = _read(file)  # another process may have had its turn
             if _usable(found := known.get(name)):
                 return cast(dict[str, Any], found)
-            wanted: list[list[Any]] = [[recompute, backward, sequences]]
-            if not known:  # others are asked for next, and to start a process takes longest
-                wanted += [each for each in _USUAL if each != wanted[0]]
+            wanted: list[tuple[bool, bool, int]] = [(recompute, backward, sequences)]
+            if not known or sequences:  # others are asked for next, and a process starts slowly
+                others = [(*kind, sequences) for kind in _USUAL if kind != (recompute, backward)]
+                wanted += [kind for kind in others if _name(*kind) not in known]
             self._say()
             made = _traced_apart(self._request, wanted)
             with suppress(OSError, InputError):  # traced again next time, then
@@ -139,20 +141,29 @@ class StoredLedgers(TracedLedgers):
         return cast(dict[str, Any], made[name])
 
 
-def answer(given: Mapping[str, Any]) -> str:
-    """What a process that traces prints: the passes that are wanted or why not, as JSON."""
+def answer(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a process that traces says: the passes that are wanted, or why there are none."""
     try:
         found = _passes(TraceRequest(given["build"], given["arguments"]).here(), given["wanted"])
     except Exception as error:  # whatever a user's model says on tensors without memory
-        return json.dumps({"failed": why_not(error)})
-    return json.dumps({"passes": found})
+        return {"failed": why_not(error)}
+    return {"passes": found}
+
+
+@contextmanager
+def ending_traces() -> Iterator[None]:
+    """At its end so does the process that traces, which else holds some 600 MB for a while."""
+    try:
+        yield
+    finally:
+        _TRACING.end()
 
 
 def _passes(model: TracedModel, wanted: Sequence[Any]) -> dict[str, Any]:
     found = {}
     for recompute, backward, sequences in wanted:
         moves = model.moves(recompute=recompute, backward=backward)
-        name = f"recompute {recompute:d}, backward {backward:d}, sequences {sequences}"
+        name = _name(recompute, backward, sequences)
         points = moves.points if not sequences else {sequences: moves.at(sequences)}
         found[name] = {
             "weights": model.weights,
@@ -164,13 +175,18 @@ def _passes(model: TracedModel, wanted: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
+def _name(recompute: bool, backward: bool, sequences: int) -> str:
+    return f"recompute {recompute:d}, backward {backward:d}, sequences {sequences}"
+
+
 def _traced_apart(request: TraceRequest, wanted: Sequence[Any]) -> dict[str, Any]:
     given = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
     try:
-        found = answer_of(_PROGRAM, given, work="the process that traces it")
+        found = _TRACING.ask(given)
     except ChildFailed as error:
         raise TraceFailed(str(error)) from None
     if "failed" in found:
+        _TRACING.end()  # what a failed trace leaves behind is not known
         raise TraceFailed(found["failed"])
     return cast(dict[str, Any], found["passes"])
 

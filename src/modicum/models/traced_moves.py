@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from modicum.core.errors import ModicumError
 from modicum.core.layers.trace_moves import (
     OUTSIDE,
     Gradient,
+    Kernel,
     Move,
     Release,
     Scratch,
+    ScratchProduct,
     TracedPart,
     TracedPass,
 )
@@ -101,20 +103,8 @@ def _drawn(one: TracedPass, two: TracedPass, steps: int) -> TracedPass:
         NotAffine: they are not made of the same moves.
     """
 
-    def number(a: int, b: int) -> int:
-        return a + (b - a) * steps
-
-    def move(a: Move, b: Move) -> Move:
-        if isinstance(a, int) and isinstance(b, int):
-            return number(a, b)
-        if isinstance(a, Release) and isinstance(b, Release) and a[1:] == b[1:]:
-            return Release(number(a.bytes, b.bytes), *a[1:])
-        if isinstance(a, Scratch) and isinstance(b, Scratch) and a.kernel == b.kernel:
-            return Scratch(a.kernel, number(a.rows, b.rows))
-        if isinstance(a, Gradient) and a == b:
-            return a
-        raise NotAffine(f"where {a} happens, {b} does with more sequences")
-
+    number = partial(_number, steps=steps)
+    move = partial(_move, number=number)
     if [p.block for p in one.parts] != [p.block for p in two.parts]:
         raise NotAffine("blocks run in another order")
     parts = []
@@ -124,6 +114,31 @@ def _drawn(one: TracedPass, two: TracedPass, steps: int) -> TracedPass:
         moves = [move(*pair) for pair in zip(a.moves, b.moves, strict=True)]
         parts.append(TracedPart(a.block, a.during, moves, number(a.flops, b.flops)))
     return TracedPass(number(one.batch_bytes, two.batch_bytes), tuple(parts))
+
+
+def _number(a: int, b: int, steps: int) -> int:
+    return a + (b - a) * steps
+
+
+def _move(a: Move, b: Move, number: Callable[[int, int], int]) -> Move:
+    if isinstance(a, int) and isinstance(b, int):
+        return number(a, b)
+    if isinstance(a, Release) and isinstance(b, Release) and a[1:] == b[1:]:
+        return Release(number(a.bytes, b.bytes), *a[1:])
+    if isinstance(a, Scratch) and isinstance(b, Scratch):
+        return Scratch(_kernel(a.kernel, b.kernel, number), number(a.rows, b.rows))
+    if isinstance(a, Gradient) and a == b:
+        return a
+    raise NotAffine(f"where {a} happens, {b} does with more sequences")
+
+
+def _kernel(a: Kernel, b: Kernel, number: Callable[[int, int], int]) -> Kernel:
+    """The kernel on the line; of LoRA's first matrix times its input, tokens are the columns."""
+    if isinstance(a, ScratchProduct) and isinstance(b, ScratchProduct) and a.made == b.made:
+        return ScratchProduct(a.made, number(a.inputs, b.inputs), number(a.outputs, b.outputs))
+    if a == b:
+        return a
+    raise NotAffine(f"where {a} works, {b} does with more sequences")
 
 
 @dataclass(frozen=True)

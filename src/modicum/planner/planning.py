@@ -22,6 +22,7 @@ from modicum.core.machine.rate import shared_machine
 from modicum.core.machine.record import MachineRecord, Reads, machine_record
 from modicum.core.ranks.environment import ranks_on_a_host
 from modicum.core.ranks.ranks import Ranks
+from modicum.models.traced_cache import ending_traces
 from modicum.planner.adapted_otherwise import rows_of_instead
 from modicum.planner.advice import advice
 from modicum.planner.auto_exchange import without_auto
@@ -52,6 +53,7 @@ from modicum.tasks import task_of
 from modicum.tasks.model_origins import pinned
 
 
+@ending_traces()
 def plan(
     recipe: Recipe,
     *,

@@ -62,6 +62,9 @@ class InPieces(NamedTuple):
         return self.element_bytes * min(rows, self.piece)
 
 
+Kernel = ScratchProduct | Convolved | AveragedInFloat | InPieces
+
+
 class Scratch(NamedTuple):
     """What a kernel works in while it runs.
 
@@ -69,7 +72,7 @@ class Scratch(NamedTuple):
         rows: of what it reads; of means, and of what is done in pieces, the elements.
     """
 
-    kernel: ScratchProduct | Convolved | AveragedInFloat | InPieces
+    kernel: Kernel
     rows: int
 
     @property

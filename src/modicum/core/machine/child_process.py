@@ -19,7 +19,7 @@ from modicum.core.module_process import python_command
 LIMIT_SECONDS = 600
 _RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _LINES = 5  # of what it printed last, in a message
-_PAUSE = 0.5  # seconds between two looks at it
+PAUSE_SECONDS = 0.5  # between two looks at it
 
 
 class ChildFailed(ModicumError):
@@ -55,12 +55,11 @@ def answer_of(
     >>> answer_of("print(json.dumps(given + 1))", 2, work="adding")
     3
     """
-    own = {name: value for name, value in os.environ.items() if name not in _RANK}
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
                 python_command(program, given),
-                env=own | dict(environment or {}),
+                env=environment_of_child() | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -74,14 +73,24 @@ def answer_of(
             except BaseException:
                 process.kill()
                 raise
-        said = _said(errors)
+        said = said_so_far(errors)
     with suppress(ValueError, IndexError):
         if process.returncode == 0:
             return json.loads(output.splitlines()[-1])
-    if process.returncode < 0:
-        raise ChildFailed(f"{work} was ended by {signal_name(-process.returncode)}, from outside")
-    last = "\n".join((said or output).splitlines()[-_LINES:])
-    raise ChildFailed(f"{work} failed:\n{last}")
+    raise ended_badly(work, process.returncode, said or output)
+
+
+def ended_badly(work: str, status: int, said: str) -> ChildFailed:
+    """The error of a process that ended without an answer."""
+    if status < 0:
+        return ChildFailed(f"{work} was ended by {signal_name(-status)}, from outside")
+    last = "\n".join(said.splitlines()[-_LINES:])
+    return ChildFailed(f"{work} failed:\n{last}")
+
+
+def environment_of_child() -> dict[str, str]:
+    """The variables of a process that is no rank, whatever this one is."""
+    return {name: value for name, value in os.environ.items() if name not in _RANK}
 
 
 def signal_name(number: int) -> str:
@@ -112,9 +121,9 @@ def _output(
     lines = 0
     while True:
         try:
-            return process.communicate(timeout=min(_PAUSE, limit_seconds))[0]
+            return process.communicate(timeout=min(PAUSE_SECONDS, limit_seconds))[0]
         except subprocess.TimeoutExpired:
-            now, before, lines = time.monotonic(), lines, _said(errors).count("\n")
+            now, before, lines = time.monotonic(), lines, said_so_far(errors).count("\n")
             heard = now if lines > before else heard
             if now - heard > limit_seconds:
                 raise ChildFailed(f"{work} took over {limit_seconds} s for a part of it") from None
@@ -122,7 +131,7 @@ def _output(
                 waiting(now - begun, lines)
 
 
-def _said(errors: IO[bytes]) -> str:
+def said_so_far(errors: IO[bytes]) -> str:
     """All that is in a file, while another process may write to it."""
     length = os.fstat(errors.fileno()).st_size
     return os.pread(errors.fileno(), length, 0).decode("utf-8", "replace")
