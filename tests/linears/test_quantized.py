@@ -14,7 +14,7 @@ from pool import Pool
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modicum.core import torch_private
+from modicum.core import torch_compiler
 from modicum.core.errors import InputError
 from modicum.core.layers.linear_forms import (
     form_of,
@@ -251,7 +251,7 @@ def test_recomputed_it_gives_the_same_gradients(kind: type[FrozenLinear]) -> Non
 def test_compiled_it_gives_the_same_numbers(kind: type[FrozenLinear], backend: str) -> None:
     torch.compiler.reset()
     layer = kind.from_dense(normal(66, 70), torch.ones(66))
-    compiled = torch_private.compiled(layer, backend=backend, fullgraph=True)
+    compiled = torch_compiler.compiled(layer, backend=backend, fullgraph=True)
     inputs = normal(5, 70).requires_grad_()
     twin = inputs.detach().clone().requires_grad_()
     outputs, expected = compiled(inputs), layer(twin)

@@ -17,7 +17,7 @@ from modicum.adapters import LoRA
 from modicum.core.errors import InputError
 from modicum.core.layers.form_plan import FormPlan
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.torch_private import graph_breaks
+from modicum.core.torch_compiler import graph_breaks
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama, create

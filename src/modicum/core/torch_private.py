@@ -1,6 +1,6 @@
 """Every part of torch that torch calls private and this package uses, each in one small function.
 
-Where such a part is gone or another in some version, this file is what changes, and nothing else;
+Where such a part is gone or another in some version, this file or `torch_compiler` changes alone;
 `tests/test_structure.py` holds that no other file names one. All of them were seen in torch 2.11,
 2.12 and 2.13, and work there.
 
@@ -13,9 +13,7 @@ which are there to be overridden.
 from __future__ import annotations
 
 import functools
-import locale
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -59,22 +57,6 @@ def local_box(
 
     sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
     return tuple(offsets), tuple(sizes)
-
-
-# Compiling
-
-
-def compiled(function: Any, **options: Any) -> Any:
-    """`torch.compile`, also where the locale's encoding is not UTF-8.
-
-    Inductor, of which every backend imports something, reads its templates in the locale's, and
-    in 2.13 one of them has letters that ASCII has not.
-    """
-    if locale.getpreferredencoding(False).lower().replace("-", "") != "utf8":
-        from torch._inductor import utils
-
-        utils.__dict__.setdefault("open", functools.partial(open, encoding="utf-8"))
-    return torch.compile(function, **options)
 
 
 # Modules and optimizers
@@ -323,59 +305,3 @@ def end_allocation_events() -> list[Any]:
     from torch._C._autograd import _disable_profiler
 
     return _disable_profiler().experimental_event_tree()
-
-
-# The compiler
-
-
-@contextmanager
-def compiler_settings(limits: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Settings of the compiler while the context lasts.
-
-    A backward pass is compiled with its forward pass: by default it is when it is first run, which
-    is after the context has ended.
-
-    Args:
-        limits: of `torch._dynamo.config`, which must have them.
-        wanted: of `torch._inductor.config`; those that this version does not have are left out.
-    """
-    import torch._dynamo.config as dynamo
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    traced = dict(limits)
-    # Python 3.13.0 has a bug that makes the compiler's checks before each call slower, nothing
-    # else: whoever compiles has timed them, and needs no warning.
-    if hasattr(dynamo, "issue_3_13_0_warning"):
-        traced["issue_3_13_0_warning"] = False
-    at_once = {"force_non_lazy_backward_lowering": True}
-    lowered, known = (
-        {name: value for name, value in each.items() if name in config.get_config_copy()}
-        for config, each in ((functorch, at_once), (inductor, wanted))
-    )
-    with dynamo.patch(traced), functorch.patch(lowered), inductor.patch(known):
-        yield
-
-
-def load_compiler() -> None:
-    """Import the compiler and all that it imports, as torch does for the first optimizer."""
-    import torch._dynamo  # noqa: F401
-
-
-def compiler_is_loaded() -> bool:
-    """Whether something has imported the compiler in this process."""
-    return "torch._dynamo.convert_frame" in sys.modules
-
-
-def graph_breaks() -> int:
-    """How often the compiler gave a piece of code back to Python, in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return sum(counters["graph_break"].values())
-
-
-def is_compilers(error: BaseException) -> bool:
-    """Whether an error is the compiler's own, `torch._dynamo.exc`."""
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-    return isinstance(error, FailOnRecompileLimitHit | TorchDynamoException)

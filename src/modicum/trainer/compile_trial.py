@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modicum.core.contracts.step import autocast
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.torch_private import graph_breaks
+from modicum.core.torch_compiler import graph_breaks
 from modicum.core.units import format_duration
 from modicum.data.rows import AnyBatch
 from modicum.recipe import Recipe

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers.recomputing import recomputed
-from modicum.core.torch_private import compiled, compiler_settings, is_compilers
+from modicum.core.torch_compiler import compiled, compiler_settings, is_compilers
 from modicum.models.transformers.private import runs_itself_again, without_checkpointing
 from modicum.tasks.base import TaskModel
 from modicum.trainer.out_of_memory import causes, is_out_of_memory

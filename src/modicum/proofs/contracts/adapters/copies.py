@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.files import load
-from modicum.core import torch_private
+from modicum.core import torch_compiler
 from modicum.core.contracts.catalog import of_value
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
@@ -123,7 +123,7 @@ def check_copies_compile(subject: AdapterSubject) -> None:
     stir(attached(subject, model, also=NORMS))
     output = model(ids)
     torch.compiler.reset()
-    compiled = torch_private.compiled(model, backend="aot_eager", fullgraph=True)
+    compiled = torch_compiler.compiled(model, backend="aot_eager", fullgraph=True)
     assert_close(compiled(ids), output, 1e-5, "the compiled model computes something else")
 
 

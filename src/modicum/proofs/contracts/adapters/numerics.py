@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from modicum.adapters.attached_adapter import AttachedAdapter
-from modicum.core import torch_private
+from modicum.core import torch_compiler
 from modicum.models.llama import Llama
 from modicum.proofs.contracts.adapters.subjects import (
     AdapterSubject,
@@ -129,7 +129,7 @@ def check_compiles(subject: AdapterSubject) -> None:
     output, gradients = model(ids), _gradients(model, adapter, ids)
     # aot_eager traces forward and backward as inductor does, and needs no C++ compiler.
     torch.compiler.reset()
-    compiled = torch_private.compiled(model, backend="aot_eager", fullgraph=True)
+    compiled = torch_compiler.compiled(model, backend="aot_eager", fullgraph=True)
     assert_close(compiled(ids), output, 1e-5, "the compiled model computes something else")
     compiled(ids).square().sum().backward()
     for value, expected in zip(adapter.parameters(), gradients, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from modicum.adapters.attached_adapter import AttachedAdapter
 from modicum.adapters.steps import AdapterSteps
-from modicum.core import torch_private
+from modicum.core import torch_compiler
 from modicum.core.contracts.parameters import is_idle, metadata
 from modicum.core.layers.recomputing import recomputing_in
 from modicum.models.llama import Llama
@@ -142,7 +142,7 @@ def check_steps_compile(subject: AdapterSubject) -> None:
     gradients = [None if p.grad is None else p.grad.clone() for p in adapter.parameters()]
     model.zero_grad()
     torch.compiler.reset()
-    compiled = torch_private.compiled(model, backend="aot_eager", fullgraph=True)
+    compiled = torch_compiler.compiled(model, backend="aot_eager", fullgraph=True)
     found = _entered_by(compiled, steps, tokens(4).split(2))
     _assert_entered(found, expected, "compiled, it counts otherwise")
     for value, one in zip(adapter.parameters(), gradients, strict=True):
