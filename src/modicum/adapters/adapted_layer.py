@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.adapters.adapter_layer import CopiesLayer
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.first_pass import stop_watching
-from modicum.adapters.names import plain_model, plain_name
+from modicum.adapters.freezing import notes_of, put_notes, thaw
 from modicum.adapters.patching_layer import PatchingLayer, with_patches
 from modicum.adapters.plain_state import PlainState
 from modicum.adapters.row_groups import RowGroups
@@ -23,8 +23,6 @@ from modicum.core.errors import InputError
 from modicum.core.layers.computing_with import computing_with
 from modicum.core.layers.drawn_buffers import DrawnBuffers
 from modicum.core.torch_private import leave_out_of_ddp
-
-_TRAINED = "_trained_without_adapters"  # what a model with adapters notes in its `__dict__`
 
 
 class AdaptedLayer(PlainState):
@@ -235,28 +233,9 @@ def take_off(model: nn.Module, name: str) -> None:
     close_slices(model)
     if shared_name(name) in dict(model.named_children()):
         delattr(model, shared_name(name))
+    thaw(model, name)
     if not worn(model):
         stop_watching(model)
-        _thaw(model)
-
-
-def freeze(model: nn.Module) -> None:
-    """Freeze all parameters; those that are trained without adapters are noted for the last one."""
-    if not worn(model):
-        named = model.named_parameters()
-        trained = frozenset(plain_name(name) for name, value in named if value.requires_grad)
-        plain_model(model).__dict__[_TRAINED] = trained
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-
-
-def _thaw(model: nn.Module) -> None:
-    """Train again what was trained before the first adapter came, to the model or a part of it."""
-    for part in model.modules():
-        trained: frozenset[str] = part.__dict__.pop(_TRAINED, frozenset())
-        for name, parameter in part.named_parameters() if trained else ():
-            if plain_name(name) in trained:
-                parameter.requires_grad_(True)
 
 
 def generated_names(model: nn.Module, name: str) -> list[str]:
@@ -291,10 +270,12 @@ def undone_on_failure(model: nn.Module, name: str) -> Iterator[None]:
     """Take the adapter `name` off again if the block fails, and leave the model as it was."""
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     active = [(module, module.active) for _, module in wearers(model)]
+    notes = notes_of(model)
     try:
         yield
     except BaseException:
         take_off(model, name)
+        put_notes(notes)
         for parameter, flag in trained:
             parameter.requires_grad_(flag)
         for module, names in active:
