@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -36,6 +37,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("modicum")
 
 ROOT = Path(__file__).resolve().parents[1]
+COMPILED_BYTES = 80_000_000  # about what is measured
 SAMPLE = 8  # one expensive test in so many
 # Of more methods than these the tests are sampled, so that all take as long as those of so many.
 METHODS = 9
@@ -138,9 +140,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left)
 
 
+def never_left_out(item: pytest.Item) -> bool:
+    """Whether a test is in each sample, whatever has changed."""
+    return any(item.get_closest_marker(name) for name in ("committed", "draws"))
+
+
 def in_sample(item: pytest.Item, seed: str) -> bool:
     """Whether a test is in the sample: all that is fast, and a share of what is expensive."""
-    if item.get_closest_marker("committed") or item.get_closest_marker("draws"):
+    if never_left_out(item):
         return True
     marked = SAMPLE if item.get_closest_marker("expensive") else 1.0
     one_in = max(marked, drawn_once_in(item.nodeid))
@@ -151,7 +158,7 @@ def in_sample(item: pytest.Item, seed: str) -> bool:
 
 def is_reached(item: pytest.Item, reached: Reached, in_the_sample: bool) -> bool:
     """Whether a change reaches a test."""
-    if item.get_closest_marker("committed"):
+    if never_left_out(item):
         return True
     if reached.holds(item.path.relative_to(ROOT).as_posix()):
         battery = method_of(item) if "contracts" in item.path.parts else None
@@ -183,16 +190,24 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         return
     from modicum.core.files import write_json
     from modicum.core.machine.identity import depends_on, record_file
-    from modicum.core.machine.record import RecordPart, machine_record
+    from modicum.core.machine.record import MachineRecord, RecordPart, assume, machine_record
 
     every: tuple[RecordPart, ...] = get_args(RecordPart)
 
     def of_tests() -> None:
-        machine_record(parts=every)
+        assume(replace(measured(every[:-1]), device="cpu"))
+
+    def measured(parts: Sequence[RecordPart]) -> MachineRecord:
+        """With parts; what compiled blocks take, which takes a minute, is set."""
+        record = machine_record(parts=parts)
+        if record.compiled_bytes is None:
+            record = replace(record, compiled_bytes=COMPILED_BYTES)
+            write_json(record_file(), {"depends_on": depends_on(), "record": record.figures()})
+        return record
 
     def of_commands() -> None:
         with machine_of(ranks=1, budget=False):
-            record = machine_record(parts=every[:1])
+            record = measured(every[:1])
         for ranks, budget in ((1, True), (2, False), (2, True)):
             with machine_of(ranks=ranks, budget=budget):
                 if not (file := record_file()).exists():

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ parts = {
         "without_gradients_bytes": 3_000_000},
     "no text": {"without_text_bytes": 5_500_000, "without_text_kept": [0.4, 0.5]},
     "recomputation": {"kept_again": [0.2, 0.3]},
+    "compiled": {"compiled_bytes": 800_000},
 }
 found = [figures for part, figures in parts.items() if part in sys.argv]
 print(json.dumps({name: value for figures in found for name, value in figures.items()}))
@@ -46,6 +48,7 @@ FIGURES = {
     "without_text_kept": [0.4, 0.5],
     "kept_again": [0.2, 0.3],
     "without_gradients_bytes": 3_000_000,
+    "compiled_bytes": 800_000,
     "when": "then",
 }
 
@@ -126,8 +129,10 @@ def test_what_few_runs_need_is_measured_when_one_of_them_does(folder, monkeypatc
     assert made.of_run("no text").loaded_bytes == 5_500_000
     # An earlier reading learns of it as well, as does another process.
     assert made.of_run("no text").kept_where(recompute=True) == (0.4, 0.5)
+    compiled = made.of_run("tokenizer", compiled=True)
+    assert compiled.loaded_bytes == made.of_run("tokenizer").loaded_bytes + 800_000
     forget(monkeypatch)
-    found = machine_record(parts=["recomputation", "no text"])
+    found = machine_record(parts=["recomputation", "no text", "compiled"])
     assert (found.kept_again, found.without_text_bytes) == ((0.2, 0.3), 5_500_000)
     assert (found.loaded_bytes, found.when) == (made.loaded_bytes, made.when)
     words = [line.split("[")[1] for line in (folder / "asked").read_text().splitlines()]
@@ -135,12 +140,15 @@ def test_what_few_runs_need_is_measured_when_one_of_them_does(folder, monkeypatc
         "'cpu', 'every']",
         "'cpu', 'recomputation', '--loaded=7000000']",
         "'cpu', 'no text', '--loaded=7000000']",
+        "'cpu', 'compiled', '--loaded=7000000']",
     ]
     said = capsys.readouterr().err.splitlines()
     assert said[1:] == [
         "modicum: Measuring more of this machine, once: a run whose blocks run again in the "
         "backward pass; it takes seconds on a fast processor, minutes on a slow one.",
         "modicum: Measuring more of this machine, once: a run that reads no text; it takes "
+        "seconds on a fast processor, minutes on a slow one.",
+        "modicum: Measuring more of this machine, once: a run whose blocks are compiled; it takes "
         "seconds on a fast processor, minutes on a slow one.",
     ]
 
@@ -277,7 +285,7 @@ def test_without_a_cache_that_can_be_written_the_temporary_folder_is_taken(
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made in it
-    monkeypatch.setattr(record.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     first = machine_record(say=quiet)
     forget(monkeypatch)
     assert machine_record() == first
@@ -291,7 +299,7 @@ def test_without_a_cache_that_can_be_written_the_temporary_folder_is_taken(
 
 @pytest.mark.parametrize("made", ["shared", "link"])
 def test_a_temporary_folder_that_others_can_write_is_not_believed(tmp_path, monkeypatch, made):
-    monkeypatch.setattr(record.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     there = tmp_path / f"modicum-machines-{os.getuid()}"
     (tmp_path / "theirs").mkdir()
     if made == "link":

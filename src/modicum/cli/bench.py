@@ -46,6 +46,7 @@ def show_machine(*, again: bool, as_json: bool) -> None:
             ("", format_bytes(loaded[0]), "the same, where a tokenizer is there"),
             ("", format_bytes(loaded[1]), "the same, where no text is read"),
             ("", format_bytes(loaded[2]), "the same, without a backward pass"),
+            ("", format_bytes(record.compiled_bytes or 0), "more, where blocks are compiled"),
             ("kept", said[0], "bytes next to a byte of tensors at the peak"),
             ("", said[1], "the same, where blocks run again in the backward pass"),
             ("efficiency", f"{record.efficiency:.2f}", "of a large product's rate, in a step"),

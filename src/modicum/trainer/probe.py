@@ -6,9 +6,9 @@ used, and what a tokenizer leaves behind. A small run with a tokenizer that is t
 images, show what that is where none is trained, and one without a backward pass what it is then.
 The others show what the allocator keeps next to tensors in bf16, where weights are frozen, and
 where blocks run again: each then leaves its input between the places of what it works in. Runs on
-images and blocks that run again are parts of their own, measured when they are named. On an
-accelerator, where forecasts are of tensors alone, one run shows how fast it is. The figures are a
-line of JSON on standard output, for `modicum.core.machine.record`.
+images, blocks that run again and compiled ones are parts of their own, measured when they are
+named. On an accelerator, where forecasts are of tensors alone, one run shows how fast it is. The
+figures are a line of JSON on standard output, for `modicum.core.machine.record`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,9 @@ from modicum.core.machine import this_machine
 from modicum.core.machine.memory import forget_peak, peak_resident_bytes, resident_bytes
 from modicum.core.machine.probe_line import RUNS
 from modicum.core.machine.record import assume, placeholder
-from modicum.core.torch_private import load_compiler
+from modicum.core.torch_compiler import load_compiler
 from modicum.planner import plan
+from modicum.planner.choose import COMPILE
 from modicum.planner.plan import Plan
 from modicum.recipe import Recipe
 from modicum.trainer.folder import METRICS, RunFolder
@@ -90,6 +91,7 @@ def _figures(folder: Path, device: str, parts: Sequence[str], loaded: int = 0) -
             "with_tokenizer_bytes": 0,
             "without_text_bytes": 0,
             "without_gradients_bytes": 0,
+            "compiled_bytes": 0,
             "without_text_kept": [0.0, 0.0],
             "compiler_bytes": 0,
             "kept": [0.0, 0.0],
@@ -106,6 +108,8 @@ def _figures(folder: Path, device: str, parts: Sequence[str], loaded: int = 0) -
         found |= _recomputation(folder, half_model, loaded)
     if "no text" in parts:
         found |= _no_text(folder)
+    if "compiled" in parts:
+        found |= _compiled(folder)
     return found
 
 
@@ -161,6 +165,20 @@ def _no_text(folder: Path) -> dict[str, Any]:
     _, loaded = _line(few, sorted(several, key=_beyond)[turns // 2])
     kept = [_line(few, each)[0] for each in several]
     return {"without_text_bytes": loaded, "without_text_kept": [min(kept), max(kept)]}
+
+
+def _compiled(folder: Path) -> dict[str, Any]:
+    """What a run holds more where its blocks are compiled, with nothing in the compiler's cache."""
+    eager = _alone(folder / "eager", partial(_run, recipe=_recipe(_MODEL, rows=2)))
+    compiled = _alone(folder / "compiled", _run_compiled)
+    return {"compiled_bytes": max(0, round(_beyond(compiled) - _beyond(eager)))}
+
+
+def _run_compiled(out: Path) -> dict[str, Any]:
+    """A run whose blocks are compiled, also where that is slower."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(out.with_suffix(".cache"))
+    recipe = _recipe(_MODEL, rows=2).changed(training__compile="blocks")
+    return _run(out, recipe, {COMPILE: "blocks"})
 
 
 def _line(small: dict[str, Any], large: dict[str, Any]) -> tuple[float, int]:
@@ -240,10 +258,12 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _run(out: Path, recipe: Recipe) -> dict[str, Any]:
+def _run(out: Path, recipe: Recipe, chosen: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the process would grow by if nothing were kept, the bytes next to which something is
     kept, what it did grow by since it was planned, and its speed."""
     made = plan(recipe.changed(budget__memory=_budget))
+    for field, value in (chosen or {}).items():
+        made = made.chosen(field, value, "this run measures it")
     train(made, out, listener=_without_preparing)
     return {
         "tensors": made.prediction.process_bytes(0, 0.0, staged=False),

@@ -12,14 +12,16 @@ from modicum.core.errors import InputError, Restart
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise
 from modicum.core.machine.memory import limited
+from modicum.core.machine.record import machine_record
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.units import format_bytes
 from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
 from modicum.planner.choose import COMPILE, refused
 from modicum.tasks import Data
 from modicum.trainer.assembly import is_compiled
 from modicum.trainer.build import wrapped
-from modicum.trainer.compile_trial import Decision, decide
+from modicum.trainer.compile_trial import WORTH_A_TRIAL_SECONDS, Decision, decide
 from modicum.trainer.compiled_blocks import CompilingFails, eager_blocks
 from modicum.trainer.rehearsal import first_that_fits, rehearse
 from modicum.trainer.session import Session
@@ -38,10 +40,9 @@ def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Pla
     if decided or plan.recipe.training.compile == "none":
         return plan, None
     if plan.recipe.training.compile == "auto" and (
-        (refusal := refused(plan.recipe, ["run_compiles"])) is not None
+        why := ranks.broadcast(_opposed(plan) if ranks.first else None)
     ):
-        decision = Decision(False, refusal.problem)
-        return plan.chosen(COMPILE, decision.value, decision.why), decision
+        return plan.chosen(COMPILE, "none", why), Decision(False, why)
     choice, config = plan.prediction.choice, plan.inputs.config
     passes = len(config.block_prefixes()) * choice.micro_batches * plan.steps
     trial = plan.task.trial(config, data.train.worst(choice.micro_batch_size))
@@ -54,6 +55,19 @@ def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Pla
         ranks=ranks,
     )
     return plan.chosen(COMPILE, decision.value, decision.why), decision
+
+
+def _opposed(plan: Plan) -> str | None:
+    """Why a run that may compile or not does not try: a method, or a budget, is against it."""
+    if (refusal := refused(plan.recipe, ["run_compiles"])) is not None:
+        return refusal.problem
+    held, budget = plan.process_bytes, plan.budget
+    if held is None or budget is None or plan.seconds < WORTH_A_TRIAL_SECONDS:
+        return None
+    more = machine_record().with_part("compiled").compiled_bytes or 0
+    if held + more <= budget:
+        return None
+    return f"what the compiler holds, {format_bytes(more)}, does not fit into the budget"
 
 
 def _trial_model(plan: Plan, config: Any) -> Any:

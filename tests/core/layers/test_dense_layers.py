@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modicum.compress import FWSVD
 from modicum.core.errors import InputError
 from modicum.core.layers.dense_layers import all_layers, choose
 from modicum.core.layers.layer_sites import Site
 from modicum.core.layers.meta import on_meta
+from modicum.linears import NF4, NF4Linear
 
 
 class Scaled(nn.Linear):
@@ -82,3 +84,33 @@ def test_a_layer_whose_weight_another_module_uses_is_left_out_or_refused() -> No
     assert [layer.name for layer in choose(model, ["all-linear"])] == ["1"]
     with pytest.raises(InputError, match="TransformerEncoderLayer uses its weight"):
         choose(model, ["linear1"])
+
+
+def test_a_model_whose_layers_are_all_of_a_subclass_is_refused_with_its_class() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.FalconConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=50, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    with on_meta():
+        model = transformers.FalconForCausalLM(config)
+    why = "FalconLinear is a subclass of Linear, and a form replaces Linear itself alone"
+    for plan in (NF4().plan, FWSVD(rank=2).plan):
+        with pytest.raises(InputError, match=f"no dense linear layer to choose: {why}") as error:
+            plan(model)
+        assert error.value.field == "targets"
+    with pytest.raises(InputError, match=f"no dense linear layer .* has this name; {why}"):
+        NF4(targets=("query_key_value",)).plan(model)
+
+
+def test_each_reason_why_no_layer_is_dense_is_said_once() -> None:
+    model = nn.Sequential(Scaled(6, 6), Scaled(6, 6), NF4Linear(6, 6))
+    with pytest.raises(InputError) as error:
+        choose(model, ["all-linear"])
+    first, second = error.value.problem.partition(": ")[2].split("; ")
+    assert {first, second} == {
+        "Scaled is a subclass of Linear that computes in its own way",
+        "NF4Linear is another form already",
+    }
+    with pytest.raises(InputError, match=r"to choose$"):
+        choose(nn.Sequential(nn.ReLU()), ["all-linear"])

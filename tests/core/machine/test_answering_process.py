@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ def where(given):
         raise ValueError("such a number")
     if given == "sleeps":
         time.sleep(60)
+    if given == "reads":
+        return sys.stdin.read()
     return {"process": os.getpid(), "folder": os.getcwd(),
             "rank": os.environ.get("RANK"), "long": "x" * given}
 """
@@ -44,6 +48,48 @@ def test_questions_are_answered_by_one_process_that_is_no_rank(module, monkeypat
     assert len(second["long"]) == 3_000_000
     with pytest.raises(ProcessLookupError):
         os.kill(first["process"], 0)
+
+
+def test_outside_of_a_context_each_question_has_a_process_of_its_own(module) -> None:
+    asked = AnsweringProcess(module, work="the work")
+    found = [asked.ask(0)["process"] for _ in range(2)]
+    assert found[0] != found[1]
+    for process in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_a_context_within_another_ends_nothing(module) -> None:
+    with AnsweringProcess(module, work="the work") as asked:
+        with asked:
+            first = asked.ask(0)["process"]
+        assert asked.ask(0)["process"] == first
+
+
+def test_each_thread_gets_its_own_answer(module) -> None:
+    with AnsweringProcess(module, work="the work") as asked, ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(asked.ask, range(20)))
+    assert [len(each["long"]) for each in found] == list(range(20))
+
+
+def test_what_it_runs_finds_nothing_to_read(module) -> None:
+    with AnsweringProcess(module, work="the work", limit_seconds=20) as asked:
+        assert [asked.ask("reads") for _ in range(2)] == ["", ""]
+
+
+def test_a_process_with_more_than_a_thousand_open_files_asks_too(module) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2000:  # without a limit it is -1
+        pytest.skip("so many files may not be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000 if 0 <= soft < 2000 else soft, hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with AnsweringProcess(module, work="the work") as asked:
+            assert asked.ask(0)["process"] != os.getpid()
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_another_folder_gets_another_process(module, tmp_path, monkeypatch) -> None:
@@ -93,7 +139,8 @@ def test_one_that_was_killed_between_two_questions_is_started_again(module) -> N
 def test_it_ends_with_the_process_that_asks(module, tmp_path) -> None:
     asks = (
         "from modicum.core.machine.answering_process import AnsweringProcess\n"
-        f"print(AnsweringProcess({module!r}, work='the work').ask(0)['process'])"
+        f"asked = AnsweringProcess({module!r}, work='the work').__enter__()\n"
+        "print(asked.ask(0)['process'])"
     )
     command = python_command(asks, None)
     said = subprocess.run(command, capture_output=True, text=True, check=True)

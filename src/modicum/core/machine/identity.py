@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from modicum.core.errors import InputError
 from modicum.core.files import regular, user_cache
 from modicum.core.heap import HUGE_PAGE, mapped_from
 
@@ -54,6 +57,22 @@ def depends_on(device: str = "cpu") -> dict[str, str]:
 def cache_folder() -> Path:
     """Where records are kept: `$XDG_CACHE_HOME/modicum/machines`, or below `~/.cache`."""
     return user_cache("machines")
+
+
+def fallback_folder(*, make: bool = False) -> Path:
+    """This user's folder among temporary files, where anybody may have made one of its name.
+
+    Raises:
+        InputError, OSError: it is not this user's alone; there is none.
+    """
+    folder = Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
+    if make:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+    if not own or about.st_mode & 0o022:
+        raise InputError("is not this user's alone; remove it, or set XDG_CACHE_HOME", file=folder)
+    return folder
 
 
 def record_file(device: str = "cpu") -> Path:

@@ -10,7 +10,7 @@ from modicum.core.units import format_duration
 
 # Small runs on a processor, each of which is a line of the probe's standard error: those that every
 # record is of, those of parts that are measured when they are needed, and one before any of them.
-RUNS = {"every": 7, "recomputation": 2, "no text": 4}
+RUNS = {"every": 7, "recomputation": 2, "no text": 4, "compiled": 2}
 Waiting = Callable[[float, int], None]
 """(seconds so far, lines so far)."""
 

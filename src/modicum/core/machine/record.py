@@ -14,10 +14,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import json
-import os
-import stat
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,20 +27,28 @@ import torch
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.files import regular, write_json
 from modicum.core.machine.child_process import LIMIT_SECONDS, ChildFailed, answer_of
-from modicum.core.machine.identity import cache_folder, depends_on, record_file, why_again
+from modicum.core.machine.identity import (
+    cache_folder,
+    depends_on,
+    fallback_folder,
+    record_file,
+    why_again,
+)
 from modicum.core.machine.probe_line import probe_line, runs_of
 from modicum.core.module_process import RUN_MODULE
-from modicum.core.torch_private import compiler_is_loaded
+from modicum.core.torch_compiler import compiler_is_loaded
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
 Reads = Literal["new tokenizer", "tokenizer", "no text"]
 """What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
-RecordPart = Literal["recomputation", "no text"]
-"""What is measured when a run first needs it: blocks that run again, a run that reads no text."""
-_FOR: dict[RecordPart, str] = {
-    "recomputation": "whose blocks run again in the backward pass",
-    "no text": "that reads no text",
+RecordPart = Literal["recomputation", "no text", "compiled"]
+"""What is measured when a run first needs it."""
+# The figure that tells whether it was measured, and of which runs it is.
+_PARTS: dict[RecordPart, tuple[str, str]] = {
+    "recomputation": ("kept_again", "whose blocks run again in the backward pass"),
+    "no text": ("without_text_bytes", "that reads no text"),
+    "compiled": ("compiled_bytes", "whose blocks are compiled"),
 }
 
 
@@ -66,6 +71,7 @@ class MachineRecord:
             a byte of tensors that come and go: in one run at several times; None: not measured.
         compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
             loads them; models of transformers do so before the plan is made.
+        compiled_bytes: what a process holds more where blocks are compiled; None: not measured.
         kept: of a byte of tensors that come and go, at the peak, what the allocator keeps next to
             it: the least and the most that was seen. Next to tensors that stay it keeps nothing.
         kept_again: the same where blocks run again in the backward pass; None: not measured.
@@ -87,6 +93,7 @@ class MachineRecord:
     without_text_kept: tuple[float, float] | None = None
     kept_again: tuple[float, float] | None = None
     without_gradients_bytes: int | None = None
+    compiled_bytes: int | None = None
     device: str | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -105,8 +112,7 @@ class MachineRecord:
         >>> MachineRecord(0, (0.0, 0.0), 1.0, kept_again=(0.4, 0.5)).has(["recomputation"])
         True
         """
-        seen = {"recomputation": self.kept_again, "no text": self.without_text_bytes}
-        return all(seen[part] is not None for part in parts)
+        return all(getattr(self, _PARTS[part][0]) is not None for part in parts)
 
     def with_part(self, part: RecordPart) -> MachineRecord:
         """The record with a part, which is measured now if it was not.
@@ -147,8 +153,10 @@ class MachineRecord:
             return self.half_efficiency
         return self.efficiency
 
-    def of_run(self, reads: Reads, *, gradients: bool = True) -> MachineRecord:
-        """The record as it holds for a run that reads this, and needs gradients or does not.
+    def of_run(
+        self, reads: Reads, *, gradients: bool = True, compiled: bool = False
+    ) -> MachineRecord:
+        """The record as it holds for a run that reads this, needs gradients and compiles blocks.
 
         >>> record = MachineRecord(9, (0.0, 0.1), 1.0, with_tokenizer_bytes=7)
         >>> record.of_run("tokenizer").loaded_bytes, record.of_run("new tokenizer").loaded_bytes
@@ -163,6 +171,9 @@ class MachineRecord:
             found = replace(found, kept=found.without_text_kept, kept_again=None, device=None)
         if not gradients and self.without_gradients_bytes is not None:
             found = replace(found, loaded_bytes=self.without_gradients_bytes, compiler_bytes=0)
+        if compiled:
+            more = self.with_part("compiled").compiled_bytes or 0
+            found = replace(found, loaded_bytes=found.loaded_bytes + more)
         return found
 
     def still_loaded(self) -> int:
@@ -213,7 +224,7 @@ def _measuring(
     if before is None:
         what, seconds = f"this machine{why_again(file, key)}, once", "half a minute"
     else:
-        said = " and ".join(_FOR[part] for part in parts)
+        said = " and ".join(_PARTS[part][1] for part in parts)
         what, seconds = f"more of this machine, once: a run {said}", "seconds"
     return f"Measuring {what}; it takes {seconds} on a fast processor, minutes on a slow one."
 
@@ -224,7 +235,7 @@ def remembered(name: str, measure: Callable[[], list[int]], count: int = 1) -> l
     Args:
         measure: gives `count` of them.
     """
-    for folder in (cache_folder, _fallback_folder):
+    for folder in (cache_folder, fallback_folder):
         with suppress(OSError, InputError):
             found = _figures((folder() / record_file().name).with_suffix(".kernels.json")).get(name)
             if isinstance(found, list) and [isinstance(n, int) for n in found] == [True] * count:
@@ -259,22 +270,6 @@ def tell(text: str) -> None:
     print(f"modicum: {text}", file=sys.stderr, flush=True)
 
 
-def _fallback_folder(*, make: bool = False) -> Path:
-    """This user's folder among temporary files, where anybody may have made one of its name.
-
-    Raises:
-        InputError, OSError: it is not this user's alone; there is none.
-    """
-    folder = Path(tempfile.gettempdir()) / f"modicum-machines-{os.getuid()}"
-    if make:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    about = folder.lstat()
-    own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
-    if not own or about.st_mode & 0o022:
-        raise InputError("is not this user's alone; remove it, or set XDG_CACHE_HOME", file=folder)
-    return folder
-
-
 @contextmanager
 def _turn(
     device: str = "cpu", what: str = "", say: Callable[[str], None] | None = None
@@ -289,7 +284,7 @@ def _turn(
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     except OSError:
-        file = _fallback_folder(make=True) / file.name
+        file = fallback_folder(make=True) / file.name
         handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
     with handle:
         try:
@@ -336,13 +331,14 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         without_text,
         again,
         int(raw["without_gradients_bytes"]),
+        None if (compiled := raw.get("compiled_bytes")) is None else int(compiled),
     )
     with_text = min(found.of_run(reads).loaded_bytes for reads in ("new tokenizer", "tokenizer"))
-    others = (found.without_text_bytes or 0, found.without_gradients_bytes or 0)
+    others = (found.without_text_bytes, found.without_gradients_bytes, found.compiled_bytes)
     rates = (found.efficiency, found.efficiency_in(half=True))
     if (
         0 <= found.compiler_bytes <= with_text
-        and min(others) >= 0
+        and min(each or 0 for each in others) >= 0
         and all(0 < rate < 100 for rate in rates)
     ):
         return found
