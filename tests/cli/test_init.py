@@ -11,6 +11,7 @@ import pytest
 from hub_cache import stand_in
 
 from modicum.cli.init import ask_here
+from modicum.models import traced_cache
 from modicum.planner.starting import OpenQuestion
 
 
@@ -151,3 +152,36 @@ def test_a_config_alone_is_planned_and_not_trained(modicum: Any, runs: Any, tmp_
     assert ended.code == 2
     assert "enough for a plan and not for training" in one_message(ended)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param("qwen3", "lora", marks=pytest.mark.expensive),
+        pytest.param("bloom", "full", marks=pytest.mark.slow),
+    ],
+)
+def test_a_recipe_for_a_model_that_only_transformers_has_trains(
+    modicum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str
+) -> None:
+    from decoders import add_tokenizer, decoder_folder  # transformers loads slowly
+
+    def here(request: Any, wanted: list[Any]) -> Any:
+        asked = {"build": request.build, "arguments": dict(request.arguments), "wanted": wanted}
+        return json.loads(json.dumps(traced_cache.answer(asked)))["passes"]
+
+    monkeypatch.setattr(traced_cache, "_traced_apart", here)
+    data, out, run = tmp_path / "rows.jsonl", tmp_path / "my.yaml", tmp_path / "run"
+    data.write_text('{"text": "to be or not to be"}\n' * 40)
+    model = add_tokenizer(decoder_folder(tmp_path / name, name), "to be or not to be")
+    ended = modicum(
+        "init", "--model", model, "--data", data, "--method", method, "--out", out,
+        "--set", "training.steps=3", "--set", "samples.count=0",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "plan:  fits" in ended.out
+    assert ("boundaries: true" in out.read_text(encoding="utf-8")) is (name == "bloom")
+    ended = modicum("train", out, "--out", run, "--quiet")
+    assert ended.code == 0, ended.err
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["steps"] == 3
+    assert len((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 3

@@ -139,8 +139,8 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         size = (shape.sequences, shape.tokens)
         ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
         # Documents that are computed one at a time take no more than a row that is one document.
-        apart = isinstance(config, ModelConfig) or config.packs
-        documents = torch.zeros(size, dtype=torch.int32) if shape.segments and apart else None
+        together = shape.segments and text.packs(config)
+        documents = torch.zeros(size, dtype=torch.int32) if together else None
         return Batch(ids, labels, documents)
 
     def slack(

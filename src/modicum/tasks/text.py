@@ -133,13 +133,21 @@ def look(recipe: Recipe) -> TextInputs:
         _inspect(part, field_of(source, number))
     for name, other in others.items():
         _inspect(other, field_of_part(recipe.data, name))
-    apart = isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries
+    apart = packs(config) or not recipe.data.boundaries
     told = source.describe() + ("; streamed" if recipe.data.streaming else "")
     told += "".join(f"; {name}: {other.describe()}" for name, other in others.items())
     told += "" if apart else f"; {_ALONE}"
     return TextInputs(
         config, folder, told, tokenizer, source, others, forms, weights=weights, dtypes=dtypes
     )
+
+
+def packs(config: DecoderConfig) -> bool:
+    """Whether documents that share a row are computed at once, each as it would be alone.
+
+    If not, a model computes them one at a time, where a recipe keeps them apart.
+    """
+    return isinstance(config, ModelConfig) or config.packs
 
 
 def check_trained(config: DecoderConfig, recipe: Recipe) -> None:

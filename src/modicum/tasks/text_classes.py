@@ -141,8 +141,8 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         """
         if recipe.model.path is None:
             raise InputError(
-                "classes of texts start from a model of transformers; name its folder "
-                "(`modicum init --model FOLDER`)",
+                "classes of texts start from a model of transformers; name its folder, as the "
+                "ready-made recipe functions-full does",
                 field="model.path",
             )
         check_asked(recipe)

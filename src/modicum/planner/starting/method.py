@@ -15,6 +15,7 @@ from modicum.core.machine import pick_device
 from modicum.core.machine.rate import shared_machine
 from modicum.core.machine.record import machine_record
 from modicum.core.units import format_bytes
+from modicum.models.traced_cache import ending_traces
 from modicum.planner.choose import Room, Share
 from modicum.planner.predict import Predictor
 from modicum.planner.question import Question
@@ -69,6 +70,7 @@ def candidates(method: str | None) -> Iterator[Candidate]:
         yield Candidate(f"{name} on a 4-bit base", adapter | {"linear.method": _QUANTIZED}, name)
 
 
+@ending_traces()
 def choose_method(
     draft: Draft, inputs: Inputs, method: str | None, dtype: str | None
 ) -> str | None:

@@ -22,13 +22,17 @@ from modicum.planner.starting.stored import stored_dtype
 from modicum.recipe import Recipe
 from modicum.recipe.training import WARMUPS
 from modicum.tasks import task_of
-from modicum.tasks.text import TextInputs
+from modicum.tasks.text import TextInputs, packs
 from modicum.tasks.text_parts import parts_of
 
 # Tokens in a row of continuous text, at most: of a new model, and of a trained one.
 _NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
 _TASK = "causal_lm"
 _TEMPLATE, _BOUNDARIES = "data.chat_template", "data.boundaries"
+_FOR_CLASSES = (
+    "begin with the ready-made recipe functions-full or functions-lora, as "
+    "docs/how-to/classify-texts.md does"
+)
 _NEW_MODEL = {
     "layers": (4, "a new model; for a trained one: modicum init --model FOLDER"),
     "width": (256, "of the residual stream"),
@@ -85,7 +89,7 @@ def start(
     draft = Draft(dict(asked or {}), ask)
     method = method or draft.asked.get("adapter.method")
     task = draft.asked.get("task.method", _TASK)
-    if task != _TASK and built_in(task) is not None:
+    if isinstance(task, str) and task != _TASK and built_in(task) is not None:
         raise _not_made(task)  # before columns are looked for that such data do not have
     model, data = draft.asked.get("model.path", model), draft.asked.get("data.path", data)
     check_method(method, model)
@@ -97,6 +101,7 @@ def start(
     inputs = _looked_at(draft)
     dtype = None if inputs.model_folder is None else stored_dtype(inputs.model_folder)
     facts = _model_facts(draft, inputs, dtype)
+    _describe_boundaries(draft, inputs)
     _describe_template(draft, inputs)
     lengths, tokenizer = measured(inputs.source, inputs.tokenizer, inputs.config.vocabulary_size)
     _describe_data(draft, inputs, lengths)
@@ -135,35 +140,20 @@ def _set_budget(draft: Draft, memory: str | None) -> None:
 
 
 def _looked_at(draft: Draft) -> TextInputs:
-    """Model and data, checked as a run checks them; what can be settled is.
+    """Model and data, checked as a run checks them; a chat template that is missing is asked for.
 
     Raises:
         InputError: what is wrong with them.
     """
-    while True:
-        try:
-            return _look(draft)
-        except InputError as error:
-            if error.field in draft.asked or error.field in draft.settings:
-                raise
-            _settle(draft, error)
-
-
-def _settle(draft: Draft, refused: InputError) -> None:
-    """Give a field that was refused a value that is right.
-
-    Raises:
-        InputError: the refusal, of any other field.
-    """
-    if refused.field == _TEMPLATE:
+    try:
+        return _look(draft)
+    except InputError as error:
+        if error.field != _TEMPLATE or _TEMPLATE in draft.asked:
+            raise
         text = f"A chat template for the conversations: {', '.join(NAMED)}, or a file?"
         why = "the model has no template of its own; this one goes with its tokenizer"
-        draft.question(OpenQuestion(_TEMPLATE, text, _template_for(draft, refused)), why)
-    elif refused.field == _BOUNDARIES:
-        why = "documents that share a row see each other: this kind of model keeps none apart"
-        draft.set(_BOUNDARIES, False, why)
-    else:
-        raise refused
+        draft.question(OpenQuestion(_TEMPLATE, text, _template_for(draft, error)), why)
+    return _look(draft)
 
 
 def _look(draft: Draft, template: str | None = None) -> TextInputs:
@@ -179,11 +169,11 @@ def _look(draft: Draft, template: str | None = None) -> TextInputs:
 
 
 def _not_made(task: Any) -> InputError:
+    instead = "`modicum methods --room tasks` shows what one takes"
+    if task == "text_classes":
+        instead = _FOR_CLASSES
     return InputError(
-        "recipes of this task are not made here; begin with a shipped one, such as functions-lora, "
-        "and `modicum methods --room tasks` shows what it takes",
-        field="task.method",
-        value=task,
+        f"recipes of this task are not made here; {instead}", field="task.method", value=task
     )
 
 
@@ -227,6 +217,25 @@ def _model_facts(draft: Draft, inputs: TextInputs, dtype: str | None) -> dict[st
     }  # fmt: skip
     draft.set("model.path", path, model_words(found).removeprefix(f"{path}, "))
     return found
+
+
+def _describe_boundaries(draft: Draft, inputs: TextInputs) -> None:
+    """Say whether documents that share a row are kept apart, where that has its price."""
+    if packs(inputs.config):
+        return
+    parallel = draft.recipe().parallel
+    sharded = parallel.strategy == "fsdp" if parallel.shard is None else parallel.shard > 1
+    if sharded:
+        why = (
+            "a document sees those before it in its row: this model keeps them apart by computing "
+            "one at a time, which sharded weights do not go with"
+        )
+    else:
+        why = (
+            "kept apart by computing the documents of a row one at a time, as this model needs; "
+            "false is faster, and a document then sees those before it in its row"
+        )
+    draft.set(_BOUNDARIES, not sharded, why)
 
 
 def _describe_data(draft: Draft, inputs: TextInputs, lengths: Lengths) -> None:
