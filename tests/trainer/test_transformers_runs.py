@@ -19,6 +19,7 @@ from tests.trainer.conftest import full
 from tests.trainer.test_ranks import outcome, rows, trains
 
 import modicum
+from modicum.cli.commands.merge import merge
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
 from modicum.models import traced_cache
@@ -109,6 +110,25 @@ def test_what_it_exports_computes_what_it_learned(trained: tuple[Path, dict[str,
         twin = PeftModel.from_pretrained(theirs(folder.parent / "base"), folder / "adapter")
         torch.testing.assert_close(twin(ids).logits, found, rtol=0, atol=1e-4)
     assert list(talk.write("the cat", max_tokens=3, temperature=0.0))
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize("trained", FIRST[:1], indirect=True)
+@torch.no_grad()
+def test_a_run_on_four_bits_merges_into_what_it_computes(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, made = trained
+    assert made["linear"] == {"method": "nf4"}
+    merge(folder, tmp_path / "merged")
+    assert "rounded" not in capsys.readouterr().err  # the merged weights are fp32
+    talk = load_run(folder)
+    ids = torch.tensor([talk.tokenizer.encode("the cat sees")])
+    found = theirs(tmp_path / "merged")(ids).logits
+    torch.testing.assert_close(found, talk.model(ids), rtol=0, atol=1e-4)
+    assert talk.adapter is not None
+    talk.adapter.deactivate()
+    assert (found - talk.model(ids)).abs().max() > 1e-2
 
 
 @pytest.mark.expensive

@@ -22,7 +22,6 @@ from modicum.adapters import saving
 from modicum.adapters.adapted_layer import (
     AdaptedLayer,
     device_of,
-    freeze,
     generated_names,
     take_off,
     undone_on_failure,
@@ -34,13 +33,13 @@ from modicum.adapters.attaching import (
     check_name,
     check_numbers,
     own_copies,
-    what_is_left_out,
 )
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
 from modicum.adapters.deriving import derive
 from modicum.adapters.first_pass import watch_first_pass
 from modicum.adapters.folding import TOLERANCE, Folding
+from modicum.adapters.freezing import freeze
 from modicum.adapters.merged import Merged
 from modicum.adapters.merging import merge, unmerge
 from modicum.adapters.preparation import Preparation
@@ -53,6 +52,7 @@ from modicum.adapters.steps import AdapterSteps, steps_of
 from modicum.adapters.widths import check_rank_fits
 from modicum.core.errors import InputError
 from modicum.core.layers.full_model import FullModel
+from modicum.core.layers.left_out import what_is_left_out
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.torch_private import leave_out_of_ddp
 
@@ -72,8 +72,8 @@ class AttachedAdapter(Attachment):
     ['Linear', 'ReLU', 'Linear']
 
     Attributes:
-        left_out: with the target `all-linear`, what it does not mean though it holds matrices, by
-            name, with the reason.
+        left_out: what `targets` leave out though it holds matrices, by name, with the reason: with
+            `all-linear` all that it does not mean, with others experts that they name too.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class AttachedAdapter(Attachment):
         check_has_sizes(model)
         check_numbers(method, sites)
         check_apart(model, sites)
-        self.left_out = left_out(model, method.targets, method.exclude)
+        of_layers = () if "after_block" in method.traits else method.targets
+        self.left_out = left_out(model, of_layers, (*method.exclude, *method.also))
         # Before anything is changed: sizes that do not fit are refused here.
         device = device_of(model, sites[0].name)
         shared = SharedFactors(method, sites, device)
@@ -115,7 +116,7 @@ class AttachedAdapter(Attachment):
         super().__init__(model, method, name, seed, by_name, shared, copied, weights, prepared)
         self._merged: Merged | None = None
         with undone_on_failure(model, name):
-            freeze(model)
+            freeze(model, name)
             open_slices(model, sites)
             for layer in layers:
                 wear(model.get_submodule(layer.site.name), name, layer)
@@ -131,7 +132,7 @@ class AttachedAdapter(Attachment):
             leave_out_of_ddp(model, generated_names(model, name))
         watch_first_pass(model)
         if self.left_out:
-            warnings.warn(what_is_left_out(self.left_out), stacklevel=3)
+            warnings.warn(what_is_left_out(self.left_out, method.targets), stacklevel=3)
 
     @property
     def instead(self) -> dict[str, str]:
@@ -336,9 +337,9 @@ class AttachedAdapter(Attachment):
         """Take the adapter off the model; layers without adapters become what they were.
 
         A merged adapter leaves its change in the weights. One that took its start out of the
-        weights puts it back: exactly where it was given a reader of them, else to rounding. When
-        the last adapter goes, the parameters that were trainable before the first came are
-        trainable again. Of one that was detached already this does nothing.
+        weights puts it back: exactly where it was given a reader of them, else to rounding.
+        Parameters that adapters froze are trainable again when none is left that was attached to a
+        model, or a part of one, that has them. Of one that was detached already this does nothing.
         """
         if not self.sites:  # another adapter may have its name by now
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -76,13 +75,3 @@ def check_numbers(method: Adapter, sites: Iterable[Site]) -> None:
                 where = f" (of {name})" if name else ""
                 problem = f"is above {_LARGEST:.2g}, the largest number of fp32{where}"
                 raise InputError(problem, field=key, value=number)
-
-
-def what_is_left_out(left: Mapping[str, str]) -> str:
-    """What was left out in one sentence, alike names once."""
-    alike: dict[str, str] = {}
-    for name, why in left.items():
-        alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name), why)
-    named = [f"{name} ({why})" for name, why in alike.items()]
-    more = f", and {len(named) - 5} more kinds" if len(named) > 5 else ""
-    return f"all-linear leaves out {', '.join(named[:5])}{more}; `left_out` lists them"

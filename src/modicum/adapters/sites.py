@@ -15,6 +15,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers import targets as targeting
 from modicum.core.layers.layer_sites import Site, SiteKind, Survey, other_users
 from modicum.core.layers.layer_sites import survey as surveyed
+from modicum.core.layers.left_out import matrices_left_out
 
 __all__ = [
     "MATRICES",
@@ -111,42 +112,12 @@ def slices_at(model: nn.Module, names: Sequence[str]) -> list[Site]:
 def left_out(
     model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What `all-linear` does not mean though it holds matrices, by name, with the reason.
+    """What `targets` leave out though it holds matrices, by name, with the reason.
 
     >>> left_out(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), ["all-linear"])["1.weight_ih_l0"]
     'a matrix that is no linear layer'
     """
-    if targeting.ALL_LINEAR not in targets:
-        return {}
-    found = survey(model)
-    reasons = {
-        name: why
-        for name, why in found.refused.items()
-        if not isinstance(model.get_submodule(name), nn.Embedding)
-    }
-    for path, module in model.named_modules():
-        known = path in found.every or _of_adapters(path)
-        if known or isinstance(module, _NO_MATRICES):
-            continue
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim in (2, 3) and min(parameter.shape) > 1:
-                what = "a matrix that is" if parameter.ndim == 2 else "stacked matrices that are"
-                name = f"{path}.{leaf}" if path else leaf
-                reasons[name] = f"{what} no linear layer"
-    return {n: why for n, why in reasons.items() if not targeting.named(n, exclude)}
-
-
-# What they hold are kernels and tables.
-_NO_MATRICES = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Embedding,
-    nn.EmbeddingBag,
-)
+    return matrices_left_out(model, survey(model), targets, exclude, _of_adapters)
 
 
 def _refusal(name: str, why: str) -> InputError:

@@ -92,15 +92,18 @@ def _plan(asked: Asked, ranks: int, machine: Profile | None) -> Plan:
 
 
 def _why(field: str, asked: Asked, ranks: int, machine: Profile | None) -> dict[str, Any]:
+    from modicum.models.traced_cache import ending_traces
     from modicum.planner.planning import answered, asked_of
     from modicum.planner.why import why
 
     recipe = recipe_yaml.load(asked.recipe, asked.overrides)
-    with recipe_yaml.places(asked.recipe, asked.overrides):
-        question = asked_of(recipe, ranks=ranks, machine=machine)
-        made = answered(question)
-    source = made.derived[field].field if field in made.derived else field
-    return why(question, made, field, recipe_yaml.written(asked.recipe, asked.overrides, source))
+    with ending_traces():
+        with recipe_yaml.places(asked.recipe, asked.overrides):
+            question = asked_of(recipe, ranks=ranks, machine=machine)
+            made = answered(question)
+        source = made.derived[field].field if field in made.derived else field
+        written = recipe_yaml.written(asked.recipe, asked.overrides, source)
+        return why(question, made, field, written)
 
 
 def _compared(

@@ -17,9 +17,10 @@ from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.method import Context, Method, Names, PositiveInt, Strings
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
-from modicum.core.layers.dense_layers import choose
+from modicum.core.layers.dense_layers import choose, left_out
 from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.layer_sites import Site
+from modicum.core.layers.left_out import warn_of_left_out
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
 
@@ -133,6 +134,13 @@ class Compressor(Method):
             InputError: as `plan`; or the data or the loss say nothing.
         """
 
+    def left_out(self, model: nn.Module) -> dict[str, str]:
+        """What is left dense though it holds matrices, by name, with the reason.
+
+        Here nothing: a method that chooses no layers by name leaves none out.
+        """
+        return {}
+
     def freeze(self, model: nn.Module) -> None:
         """Freeze what of a model that was made small is not trained on; here nothing."""
 
@@ -222,6 +230,16 @@ class LayerCompressor(Compressor):
             raise InputError("with these fields no layer becomes smaller", field="targets")
         return (within or FormPlan()).with_forms(planned)
 
+    def left_out(self, model: nn.Module) -> dict[str, str]:
+        """What `targets` leave dense though it holds matrices, by name, with the reason.
+
+        Such are the stacked experts of a mixture. `wrap` and `fit` warn of them.
+
+        Args:
+            model: without adapters; it may be without memory.
+        """
+        return left_out(model, self.targets, self.exclude)
+
     def calibrate(
         self,
         model: nn.Module,
@@ -263,18 +281,21 @@ class LayerCompressor(Compressor):
         """
         from modicum.compress.compressed_model import CompressedModel
 
-        return CompressedModel(context.model, self.plan(context.model), self)
+        model = context.model
+        return CompressedModel(model, self.plan(model), self, self.left_out(model))
 
     def wrap(self, model: nn.Module) -> CompressedModel:
         """Put the forms in without numbers: for a model on meta, or one to load numbers into."""
         compressed = self.bind(Context(model))
         compressed.wrap()
+        warn_of_left_out(compressed.left_out, self.targets)
         return compressed
 
     def fit(self, model: nn.Module, calibration: Calibration, **how: Any) -> CompressedModel:
         """Put the best forms into a trained model; `how` as in `CompressedModel.fit`."""
         compressed = self.bind(Context(model))
         compressed.fit(calibration, **how)
+        warn_of_left_out(compressed.left_out, self.targets)
         return compressed
 
     @abstractmethod

@@ -96,9 +96,13 @@ class CompressedModel(FormedModel):
     """
 
     def __init__(
-        self, model: nn.Module, plan: FormPlan, method: LayerCompressor | None = None
+        self,
+        model: nn.Module,
+        plan: FormPlan,
+        method: LayerCompressor | None = None,
+        left_out: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(model, plan)
+        super().__init__(model, plan, left_out)
         self.method = method
         self.report: CompressionReport | None = None
         self._found: Mapping[str, Any] = {}

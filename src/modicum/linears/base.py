@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from modicum.core.contracts.method import Context, Method, Names, Strings
-from modicum.core.layers.dense_layers import choose
+from modicum.core.layers.dense_layers import choose, left_out
 from modicum.core.layers.form_layer import FormLayer
 from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.formed_model import FormedModel
+from modicum.core.layers.left_out import warn_of_left_out
 from modicum.core.layers.linear_forms import LinearForm, register
 from modicum.core.ranks.ranks import Ranks
 
@@ -81,6 +82,16 @@ class LinearMethod(Method):
         }
         return (within or FormPlan()).with_forms(planned)
 
+    def left_out(self, model: nn.Module) -> dict[str, str]:
+        """What `targets` leave dense though it holds matrices, by name, with the reason.
+
+        Such are the stacked experts of a mixture. `wrap` and `convert` warn of them.
+
+        Args:
+            model: without adapters; it may be without memory.
+        """
+        return left_out(model, self.targets, self.exclude)
+
     def later(self, forms: FormPlan) -> FormPlan:
         """The forms that the layers of such a plan have once a run has changed them; here these."""
         return forms
@@ -91,7 +102,8 @@ class LinearMethod(Method):
         Raises:
             InputError: as `plan`.
         """
-        return FormedModel(context.model, self.plan(context.model))
+        model = context.model
+        return FormedModel(model, self.plan(model), self.left_out(model))
 
     def run_hook(self, bound: Any) -> object:
         """What takes part in a run of a model that holds the form; most forms take none.
@@ -105,12 +117,14 @@ class LinearMethod(Method):
         """Put the forms in without numbers: for a model on meta, or one to load numbers into."""
         formed = self.bind(Context(model))
         formed.wrap()
+        warn_of_left_out(formed.left_out, self.targets)
         return formed
 
     def convert(self, model: nn.Module) -> FormedModel:
         """Put the weights of a model that has memory into the form, as near as it can hold them."""
         formed = self.bind(Context(model))
         formed.convert()
+        warn_of_left_out(formed.left_out, self.targets)
         return formed
 
 

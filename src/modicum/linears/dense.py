@@ -40,3 +40,6 @@ class Dense(LinearMethod):
     def plan(self, model: nn.Module, within: FormPlan | None = None) -> FormPlan:
         # Of a model that was compressed, no layer may be dense any more.
         return super().plan(model, within) if all_layers(model) else within or FormPlan()
+
+    def left_out(self, model: nn.Module) -> dict[str, str]:
+        return {}

@@ -22,6 +22,7 @@ from modicum.planner.choose import (
     choices,
     strategy_of,
 )
+from modicum.planner.left_out import rows_of_left_out
 from modicum.planner.predict import Choice, Prediction
 from modicum.planner.save_interval import first_choice
 from modicum.recipe import Recipe
@@ -56,7 +57,7 @@ def explained(
     rows: list[JsonObject] = _narrow(recipe, prediction) + _sent_dense(recipe, prediction)
     rows += _narrow_matrices(recipe, prediction) + _thin_matrices(recipe, prediction)
     rows += _never(recipe, steps) + _before_an_epoch(recipe, epochs)
-    rows += _larger_forms(recipe, prediction)
+    rows += _larger_forms(recipe, prediction) + rows_of_left_out(recipe, prediction.left_out)
     rows += [dict(kept[PRODUCT])] if PRODUCT in kept else product_rows(prediction)
     if MICRO in kept:
         rows.append({**kept[MICRO], "value": choice.micro_batch_size})

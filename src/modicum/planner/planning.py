@@ -126,6 +126,7 @@ def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObje
     return made.with_choices((live or Ranks()).broadcast([*asked.settled, *rows]))
 
 
+@ending_traces()
 def plan_anyway(
     recipe: Recipe, *, ranks: int = 1, machine: Profile | None = None
 ) -> tuple[Plan, bool]:
@@ -147,6 +148,7 @@ def _rows(asked: Question, made: Plan, kept: Mapping[str, JsonObject]) -> list[J
     return explained(asked.recipe, made.prediction, asked.room, kept, *lasts)
 
 
+@ending_traces()
 def made_to_fit(
     recipe: Recipe, *, ranks: int = 1, machine: Profile | None = None
 ) -> tuple[Recipe, Remedy | None]:
@@ -303,7 +305,11 @@ def _agreed(
     this process's.
     """
     machine = shared_machine(device) if live.alone else this_machine(device)
-    record = machine_record(device.type).of_run(reads, gradients=needs_gradients(recipe))
+    record = machine_record(device.type).of_run(
+        reads,
+        gradients=needs_gradients(recipe),
+        compiled=recipe.training.compile == "blocks" and device.type == "cpu",
+    )
     planned = live.alone and count > 1
     here = ranks_on_a_host(count)
     share = Share(here, live=False) if planned else Share(live.local_size)

@@ -35,6 +35,7 @@ from modicum.linears.base import LinearMethod
 from modicum.memory.base import ActivationPolicy
 from modicum.models.traced_ledger import experts_of
 from modicum.parallel.ledger import staging
+from modicum.planner.left_out import left_out_by
 from modicum.planner.length import steps_without_data
 from modicum.planner.sharing import (
     Model,
@@ -116,6 +117,7 @@ class Prediction:
         built: layers whose adapter chooses by `positions` whether its change is built, forward and
             backward, with what it chooses.
         update_wires: of the ledger's calls the last ones, which the optimizer makes in its update.
+        left_out: by section of the recipe, matrices that its `targets` leave out, with the reasons.
     """
 
     choice: Choice
@@ -136,6 +138,7 @@ class Prediction:
     positions: int = 0
     built: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
     update_wires: tuple[Wire, ...] = ()
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -304,7 +307,7 @@ class Predictor:
             narrow_matrices(recipe, model),
             coding_flops(recipe, structure, choice.layout),
             thin_matrices(recipe, model), structure.larger_forms, shape.positions,
-            structure.built(shape.positions), state.wire,
+            structure.built(shape.positions), state.wire, structure.left_out,
         )  # fmt: skip
 
     def adapted_layers(self, recipe: Recipe, config: Any) -> list[str]:
@@ -319,7 +322,7 @@ class Predictor:
             InputError: a target names no layer.
         """
         seed = recipe.training.seed if recipe.adapter is not None else None
-        sections = recipe.task, recipe.adapter, recipe.compress, recipe.plugins
+        sections = recipe.task, recipe.adapter, recipe.compress, recipe.linear, recipe.plugins
         key = json.dumps([*sections, seed, _reads_heads(recipe)], sort_keys=True)
         known = self._structures.setdefault(key, [])
         for other, structure in known:
@@ -347,13 +350,16 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
         if _reads_heads(recipe):
             note_fused_heads(model)
         adapter, experts = recipe.method("adapter"), experts_of(model)
+        left = left_out_by(recipe, model)
         if adapter is None:
             if isinstance(compressor := recipe.method("compress"), Compressor):
                 compressor.freeze(model)
             frozen = not all(parameter.requires_grad for parameter in model.parameters())
             larger = larger_forms(model)
             trained = trained_shapes(model)
-            return Structure(trained, experts=experts, freezes=frozen, larger_forms=larger)
+            return Structure(
+                trained, experts=experts, freezes=frozen, larger_forms=larger, left_out=left
+            )
         assert isinstance(adapter, Adapter)
         try:
             found = Preparation(prepared)
@@ -361,7 +367,8 @@ def _structure(recipe: Recipe, config: Any, prepared: Mapping[str, Mapping[str, 
         except InputError as error:
             raise error.within("adapter") from None
         sites, travel = tuple(attached.sites.values()), travel_of(attached)
-    return Structure(trained_shapes(model), adapter, sites, experts, travel)
+    left["adapter"] = attached.left_out
+    return Structure(trained_shapes(model), adapter, sites, experts, travel, left_out=left)
 
 
 def _later(recipe: Recipe, config: Any) -> Iterator[Any]:

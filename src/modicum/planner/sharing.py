@@ -53,6 +53,8 @@ class Structure:
     """Whether without an adapter some of the model is not trained."""
     larger_forms: Mapping[str, float] = field(default_factory=dict)
     """Layers whose form takes more bytes than a dense weight, with how many times as many."""
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By section of the recipe the matrices that its `targets` leave out, with the reasons."""
 
     @cached_property
     def trainable(self) -> int:

@@ -10,8 +10,10 @@ from torch import nn
 
 from modicum.core.errors import InputError
 from modicum.core.layers import targets as targeting
-from modicum.core.layers.layer_sites import Site, other_users, survey
-from modicum.core.layers.plain_layers import why_not_plain
+from modicum.core.layers.layer_sites import Site, Survey, other_users, survey
+from modicum.core.layers.left_out import matrices_left_out
+from modicum.core.layers.linear_forms import DENSE, form_of
+from modicum.core.layers.plain_layers import plain_type, why_not_plain
 
 
 def all_layers(model: nn.Module) -> dict[str, Site]:
@@ -75,11 +77,52 @@ def choose(
     if convolutions:
         layers |= all_convolutions(model)
         kind += " or convolution of one group"
-    names = targeting.choose(model, list(layers), targets, exclude, linear=plain, kind=kind)
+    names = targeting.choose(
+        model, list(layers), targets, exclude, linear=plain, kind=kind, refused=_kept(model, found)
+    )
     for name in names:
         if (why := found.refused.get(name)) is not None:
             raise InputError(f"{why}; leave it out with `exclude`", field="targets", value=name)
     return untied(model, [layers[name] for name in names])
+
+
+def left_out(
+    model: nn.Module, targets: Sequence[str], exclude: Sequence[str] = ()
+) -> dict[str, str]:
+    """What `targets` leave dense though it holds matrices, by name, with the reason.
+
+    Layers that have another form already are none of it.
+
+    Args:
+        model: without adapters.
+
+    >>> left_out(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), ["all-linear"])["1.weight_ih_l0"]
+    'a matrix that is no linear layer'
+    """
+    found = survey(model, ["linear"])
+    refused = {
+        name: why
+        for name, why in _kept(model, found).items()
+        if form_of(model.get_submodule(name)) in (None, DENSE)
+    }
+    return matrices_left_out(model, Survey(found.every, refused), targets, exclude)
+
+
+def _kept(model: nn.Module, found: Survey) -> dict[str, str]:
+    """The linear layers that no form replaces, by name, with the reason."""
+    reasons = {n: _why_kept(model, n) for n, site in found.every.items() if not site.dense}
+    return reasons | found.refused
+
+
+def _why_kept(model: nn.Module, name: str) -> str:
+    """Why a linear layer is not dense."""
+    layer = model.get_submodule(name)
+    form, own = form_of(layer), type(layer)
+    if form not in (None, DENSE):
+        return f"{own.__name__} is another form already"
+    if plain_type(layer) is not own:
+        return "it has adapters"
+    return f"{own.__name__} is a subclass of Linear, and a form replaces Linear itself alone"
 
 
 def untied(model: nn.Module, layers: list[Site]) -> list[Site]:

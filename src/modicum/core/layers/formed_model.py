@@ -73,14 +73,18 @@ class FormedModel:
     Attributes:
         plan: the forms of the layers that take one, by full name.
         layers: those layers, as they were.
+        left_out: what a method's `targets` left dense though it holds matrices, by name, with the
+            reason.
 
     Raises:
         InputError: a layer is not there, is not dense, has a tied weight, or has a `forward` or
             hooks of its own that would be lost.
     """
 
-    def __init__(self, model: nn.Module, plan: FormPlan) -> None:
-        self.model, self.plan = model, plan
+    def __init__(
+        self, model: nn.Module, plan: FormPlan, left_out: Mapping[str, str] | None = None
+    ) -> None:
+        self.model, self.plan, self.left_out = model, plan, dict(left_out or {})
         there = all_layers(model) | all_convolutions(model)
         for name, form in plan.layers.items():
             if name not in there:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from modicum.core.errors import InputError
+from modicum.core.layers.loose_matrices import EXPERTS, stacked_experts
 
 ALL_LINEAR = "all-linear"
+_NAMED = 3
 
 
 def named(name: str, patterns: Iterable[str]) -> bool:
@@ -52,6 +54,7 @@ def choose(
     *,
     linear: Collection[str],
     kind: str = "layer",
+    refused: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The names that `targets` choose, in the order of `layers`.
 
@@ -59,6 +62,7 @@ def choose(
         layers: names of the layers that can be chosen.
         linear: those that `all-linear` means, but for the output head, as in PEFT.
         kind: what they are, for messages.
+        refused: layers that cannot be chosen, with the reason, for messages.
 
     Raises:
         InputError: a target matches no layer, or all that are chosen are excluded.
@@ -70,20 +74,8 @@ def choose(
     chosen: set[str] = set()
     for target in targets:
         matched = everything if target == ALL_LINEAR else {n for n in layers if named(n, [target])}
-        if not matched and target == ALL_LINEAR:
-            sought = kind if "linear" in kind else f"linear {kind}"
-            raise InputError(f"the model has no {sought} to choose", field="targets")
         if not matched:
-            names = [ALL_LINEAR, *sorted({name.rsplit(".", 1)[-1] for name in layers})]
-            other = next((m for n, m in model.named_modules() if n and named(n, [target])), None)
-            found = f"; it is a {type(other).__name__}" if other is not None else ""
-            raise InputError(
-                f"no {kind} of the model has this name{found}",
-                field="targets",
-                value=target,
-                allowed=", ".join(names),
-                candidates=names,
-            )
+            raise _no_match(model, layers, target, kind, refused or {})
         chosen |= matched
     if ALL_LINEAR in exclude:
         chosen -= set(linear)
@@ -91,3 +83,46 @@ def choose(
     if not kept:
         raise InputError("every layer that `targets` names is excluded again", field="exclude")
     return kept
+
+
+def _no_match(
+    model: nn.Module, layers: Sequence[str], target: str, kind: str, refused: Mapping[str, str]
+) -> InputError:
+    """That a target matches no layer, with what it names instead, or why there is none."""
+    if target == ALL_LINEAR:
+        sought = kind if "linear" in kind else f"linear {kind}"
+        reasons = "; ".join([*dict.fromkeys(refused.values())][:_NAMED])
+        problem = f"the model has no {sought} to choose{': ' if reasons else ''}{reasons}"
+        return InputError(problem, field="targets")
+    names = [ALL_LINEAR, *sorted({name.rsplit(".", 1)[-1] for name in layers})]
+    allowed = ", ".join(names)
+    if experts := _experts_named(model, target):
+        more = f" and {len(experts) - _NAMED} more" if len(experts) > _NAMED else ""
+        problem = f"names {EXPERTS}: {', '.join(experts[:_NAMED])}{more}"
+        return InputError(problem, field="targets", value=target, allowed=allowed)
+    found = ""
+    for name, module in model.named_modules():
+        if name and named(name, [target]):
+            found = f"; {refused.get(name, f'it is a {type(module).__name__}')}"
+            break
+    return InputError(
+        f"no {kind} of the model has this name{found}",
+        field="targets",
+        value=target,
+        allowed=allowed,
+        candidates=names,
+    )
+
+
+def _experts_named(model: nn.Module, target: str) -> list[str]:
+    """The stacked matrices of experts that a target names: by theirs, or by a name above it."""
+    stacked = stacked_experts(model)
+    if themselves := [name for name in stacked if named(name, [target])]:
+        return themselves
+    parts = target.split(".")
+    above = [
+        ".".join(parts[:depth])
+        for depth in range(1, len(parts))
+        if not set("*?[") & set(parts[depth - 1])
+    ]
+    return [name for name in stacked if named(name.rpartition(".")[0], [target, *above])]
