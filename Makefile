@@ -22,6 +22,10 @@ SEED ?= $(shell date -u +%G-W%V)
 # Tests run in two to four processes of one thread each, so that they never fight over the cores.
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
+# The tests that need the documentation's tools: without these `make test` skips them. They run
+# without conftest, which would first measure the machine.
+PAGE_TESTS := tests/benchmarks/test_architectures.py::test_the_page_shows_what_was_seen \
+	tests/benchmarks/test_plan_truth.py::test_the_page_shows_every_recipe_that_ran
 
 .PHONY: help demo test test-rest test-more test-all test-avx2 test-browser lint format types imports docs wheel \
 	wheel-check promises benchmarks matrix fuzz install clean
@@ -68,9 +72,10 @@ types: install ## mypy
 imports: install ## who may import whom
 	@$(BIN)/lint-imports
 
-docs: $(VENV)/.docs ## build the documentation into site/
+docs: $(VENV)/.docs ## build the documentation into site/, and test its generated pages
 	@echo "Building the pages: about a minute"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/python -m pytest -q --noconftest $(PAGE_TESTS)
 	@echo "site/index.html"
 
 wheel: install ## build the wheel into dist/

@@ -4,7 +4,7 @@ Each recipe is drawn with a budget of 0.7 to 1.4 times what it needs without one
 fits, it runs under that budget; where it is refused, it runs anyway, with the choices that need
 least. Peaks are those of run.json: tensors as the meter saw them, and what the process grew by.
 
-    python benchmarks/plan_truth.py --seed 7             # thirty recipes, half an hour
+    python benchmarks/plan_truth.py --seed 7             # thirty recipes, 95 minutes
     python benchmarks/plan_truth.py --seed 7 --count 3 --json --output FILE
 
 A row for each recipe is appended to the progress file, so the same command resumes.

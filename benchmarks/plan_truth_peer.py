@@ -17,7 +17,7 @@ def estimate(case: Case) -> dict[str, Any]:
         return {"why_not": "it estimates models of transformers and timm alone"}
     if case.ranks > 1:
         return {"why_not": "it does not ask how many ranks there are"}
-    for slot in ("adapter", "linear", "compress"):
+    for slot in ("adapter", "linear", "compress", "transform", "memory", "comm"):
         if slot in case.recipe:
             return {"why_not": f"it does not ask for {slot}"}
     optimizer = case.recipe.get("optimizer", {}).get("method", "adamw")

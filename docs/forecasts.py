@@ -69,9 +69,9 @@ def _summary(found: dict[str, Any]) -> list[str]:
     share = "" if rightly is None else f", and {rightly:.0%} of these really took over 0.85 of it"
     lines += [
         "",
-        f"Of {found['run']} recipes (seed {found['settings']['seed']}, on which nothing was "
-        f"tuned) {found['fits']} were said to fit, and {found['fits_that_exceed']} of these took "
-        f"more than their budget. {refused} were refused{share}.",
+        f"Of {found['run']} recipes (seed {found['settings']['seed']}) {found['fits']} were said "
+        f"to fit, and {found['fits_that_exceed']} of these took more than their budget. "
+        f"{refused} were refused{share}.",
     ]
     return lines
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import class_curves
 import linear_forms
 import which_adapter
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from modicum.cli.method_page import search_rows
 from modicum.core.contracts.catalog import MethodRecord, catalog
@@ -62,7 +64,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (there := files.get_file_from_path(path)) is not None:
             files.remove(there)
         files.append(File.generated(config, path, content=made()))
-    for path, content in which_adapter.files().items():
+    made_of_results = which_adapter.files() | {class_curves.PICTURE: class_curves.picture()}
+    for path, content in made_of_results.items():
         if (there := files.get_file_from_path(path)) is not None:
             files.remove(there)
         files.append(File.generated(config, path, content=content))
@@ -70,6 +73,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = File.generated(config, f"reference/api/{name}.md", content=api_page(name))
         files.append(page)
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show the picture of a page that says, for readers of the repository, how it is made."""
+    return class_curves.shown(markdown) if page.file.src_uri == class_curves.PAGE else markdown
 
 
 def packages() -> list[str]:
@@ -284,10 +292,10 @@ def models_page() -> str:
         "or without network, the cache is used.",
         "",
         "Code in a model's folder (`auto_map` in config.json) is not run, unless the recipe has "
-        "`model.trust_remote_code: true` (`--trust-remote-code` of `modicum chat` and `modicum "
-        "merge`): then transformers imports it, a warning names the files, and it can do "
-        "whatever you can. It is only for models that transformers does not have itself; exports "
-        "have a copy of it.",
+        "`model.trust_remote_code: true` (`--trust-remote-code` of `modicum chat`, `serve`, "
+        "`merge` and `export`): then transformers imports it, a warning names the files, and it "
+        "can do whatever you can. It is only for models that transformers does not have itself; "
+        "exports have a copy of it.",
         "",
         f"What stands here was run with transformers {found['versions']['transformers']} on tiny "
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -58,6 +59,24 @@ def test_every_stage_is_in_the_makefile_and_the_last_line_is_the_sum(tmp_path: P
     assert {"demo", "test", "test-avx2", "test-more"} < set(stages)
     makefile = (ROOT / "Makefile").read_text()
     assert all(f"\n{stage}: " in makefile for stage in stages)
+
+
+def test_making_the_documentation_runs_every_test_that_needs_its_tools() -> None:
+    asking = re.compile(
+        r"^def (test_\w+)(?:(?!^def ).)*?importorskip\(.mkdocs", re.DOTALL | re.MULTILINE
+    )
+    files = (ROOT / "tests").rglob("test_*.py")
+    texts = {file.relative_to(ROOT): file.read_text(encoding="utf-8") for file in files}
+    found = {
+        f"{file.as_posix()}::{name}"
+        for file, text in texts.items()
+        if "mkdocs" in text
+        for name in asking.findall(text)
+    }
+    [named] = re.findall(
+        r"^PAGE_TESTS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert set(named.replace("\\", "").split()) == found
 
 
 def test_a_stage_that_fails_ends_it_with_its_status(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_accelerate_answers_for_full_training_by_adam_alone(bench) -> None:
     small = bench.cases.Case(0, 0, case.recipe, 1, "memory", 1.0, raw=raw)
     weights = 4 * (512 * 64 + 66 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64)
     assert bench.peer.estimate(small)["predicted"] == 4 * weights
-    for slot in ("adapter", "optimizer"):
+    for slot in ("adapter", "optimizer", "transform", "memory", "comm"):
         other = bench.cases.Case(
             0, 0, {**case.recipe, slot: {"method": "lora"}}, 1, "memory", 1.0, raw=raw
         )

@@ -15,9 +15,14 @@ RESULT = ROOT / "benchmarks" / "results" / "text_classes.json"
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("text_classes").tables
+    return importlib.import_module("text_classes")
+
+
+@pytest.fixture
+def tables(bench: Any) -> Any:
+    return bench.tables
 
 
 def test_seeds_are_a_mean_with_its_range(tables: Any) -> None:
@@ -49,3 +54,19 @@ def test_the_page_shows_the_committed_result_or_no_figures(tables: Any) -> None:
     result = json.loads(RESULT.read_text())
     for name, table in tables(result["curves"], result["baselines"]).items():
         assert f"<!-- table: {name} -->\n\n{table}\n\n" in text, table
+
+
+@pytest.mark.committed
+def test_the_picture_has_every_curve_and_stands_in_the_page(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    curves = importlib.import_module("class_curves")
+    assert curves.TITLES == bench.TITLES
+    drawn, result = curves.picture(), json.loads(RESULT.read_text())
+    assert {*result["curves"], *result["baselines"]} == set(bench.TITLES)
+    for words in bench.TITLES.values():
+        assert f"<!-- {words} -->" in drawn
+    shown = curves.shown(PAGE.read_text(encoding="utf-8"))
+    assert f"\n\n{curves.SHOWN}\n\n" in shown
+    assert "make docs" not in shown
