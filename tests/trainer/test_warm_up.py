@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from modicum.core.machine.record import MachineRecord
+from modicum.core.machine.record import MachineRecord, ProbeFailed
 from modicum.recipe import Recipe
 from modicum.trainer import warm_up
 
 
 def plan(**changes: Any) -> Any:
-    """A long plan with a budget, on a CPU."""
-    given = {"process_bytes": 600_000_000, "budget": 700_000_000, "seconds": 3600.0}
-    return SimpleNamespace(recipe=Recipe(), **given | changes)
+    """A long plan with a budget, on a CPU; it leaves 56 MB free, as all budgets do."""
+    given = {"process_bytes": 600_000_000, "process_base": 400_000_000, "seconds": 3600.0}
+    budget = {"memory": changes.pop("budget", 740_000_000)}
+    return SimpleNamespace(recipe=Recipe(budget=budget), **given | changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({}, None),
-        ({"budget": 650_000_000}, "what the compiler holds, 80 MB, does not fit into the budget"),
+        ({"budget": 730_000_000}, "what the compiler holds, 80 MB, does not fit into the budget"),
         ({"budget": None}, None),
-        ({"process_bytes": None, "budget": 1}, None),  # an accelerator's budget is of tensors
-        ({"budget": 1, "seconds": 60.0}, None),  # too short to be tried at all
+        ({"process_bytes": None}, None),  # an accelerator's budget is of tensors
+        ({"budget": 610_000_000, "seconds": 60.0}, None),  # too short to be tried at all
     ],
 )
 def test_a_budget_may_have_no_room_for_the_compiler(
@@ -34,3 +35,14 @@ def test_a_budget_may_have_no_room_for_the_compiler(
     record = MachineRecord(0, (0.0, 0.0), 1.0, compiled_bytes=80_000_000)
     monkeypatch.setattr(warm_up, "machine_record", lambda: record)
     assert warm_up._opposed(plan(**changes)) == said
+
+
+def test_where_it_cannot_be_measured_a_run_with_a_budget_does_not_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> NoReturn:
+        raise ProbeFailed("this machine could not be measured")
+
+    monkeypatch.setattr(warm_up, "machine_record", fails)
+    assert "could not be measured" in str(warm_up._opposed(plan()))
+    assert warm_up._opposed(plan(budget=None)) is None

@@ -12,12 +12,12 @@ from modicum.core.errors import InputError, Restart
 from modicum.core.layers.linear_forms import full_weight
 from modicum.core.layers.meta import materialise
 from modicum.core.machine.memory import limited
-from modicum.core.machine.record import machine_record
+from modicum.core.machine.record import ProbeFailed, machine_record
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.units import format_bytes
 from modicum.data.rows import AnyBatch
 from modicum.planner import Plan
-from modicum.planner.choose import COMPILE, refused
+from modicum.planner.choose import COMPILE, refused, with_headroom
 from modicum.tasks import Data
 from modicum.trainer.assembly import is_compiled
 from modicum.trainer.build import wrapped
@@ -40,7 +40,8 @@ def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Pla
     if decided or plan.recipe.training.compile == "none":
         return plan, None
     if plan.recipe.training.compile == "auto" and (
-        why := ranks.broadcast(_opposed(plan) if ranks.first else None)
+        # It may measure for a minute, for which no rank is to wait in a call.
+        why := ranks.broadcast(ranks.first_alone(lambda: _opposed(plan) if ranks.first else None))
     ):
         return plan.chosen(COMPILE, "none", why), Decision(False, why)
     choice, config = plan.prediction.choice, plan.inputs.config
@@ -61,11 +62,14 @@ def _opposed(plan: Plan) -> str | None:
     """Why a run that may compile or not does not try: a method, or a budget, is against it."""
     if (refusal := refused(plan.recipe, ["run_compiles"])) is not None:
         return refusal.problem
-    held, budget = plan.process_bytes, plan.budget
+    held, budget = plan.process_bytes, plan.recipe.budget.memory
     if held is None or budget is None or plan.seconds < WORTH_A_TRIAL_SECONDS:
         return None
-    more = machine_record().with_part("compiled").compiled_bytes or 0
-    if held + more <= budget:
+    try:
+        more = machine_record().with_part("compiled").compiled_bytes or 0
+    except ProbeFailed:
+        return "what the compiler holds could not be measured, and there is a budget"
+    if with_headroom(held, plan.process_base) + more <= budget:
         return None
     return f"what the compiler holds, {format_bytes(more)}, does not fit into the budget"
 
