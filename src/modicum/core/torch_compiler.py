@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import locale
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,9 @@ def compiled(function: Any, **options: Any) -> Any:
 
         utils.__dict__.setdefault("open", functools.partial(open, encoding="utf-8"))
     return torch.compile(function, **options)
+
+
+_WITHIN_ROWS = "sums within rows"
 
 
 @contextmanager
@@ -73,6 +77,8 @@ def _reductions_within_rows() -> Iterator[None]:
     Where two axes are tiled and another lies between them, the last tile's sums are stored as wide
     as a vector: into the next row, and beyond the end of the tensor (PyTorch's issue 196681).
     """
+    cached: Any = importlib.import_module("torch.compiler.config")
+
     kernel = _kernels_of_loops()
     stored = None if kernel is None else vars(kernel).get("aggregate_reduction_buffers")
     if kernel is None or stored is None:
@@ -88,7 +94,8 @@ def _reductions_within_rows() -> Iterator[None]:
 
     kernel.aggregate_reduction_buffers = within_rows
     try:
-        yield
+        with cached.patch(cache_key_tag=_WITHIN_ROWS):  # kernels made without it are others
+            yield
     finally:
         kernel.aggregate_reduction_buffers = stored
 
