@@ -39,7 +39,8 @@ class LowRankMethod(MatrixMethod):
     Every rank holds what it owes of full matrices, also where weights are sharded: 4 bytes a
     number. On FSDP2 gradients of micro-batches add up in full too, and each rank rebuilds its rows;
     with hybrid sharding the ranks of a host sum as FSDP2 does, and rows are compressed between
-    hosts, so a rank owes of its rows alone.
+    hosts, so a rank owes of its rows alone. What is owed of a weight that an update does not use
+    waits until it is used again; on FSDP2, which gives it a gradient of zeros, it is paid at once.
 
     Args:
         rank: r; of a matrix n by m the smallest of the three.

@@ -132,9 +132,10 @@ def check_matrices_in_training(subject: CommSubject) -> None:
             assert one["alike"], f"{kind}: the ranks' weights differ"
             assert one["kept"], f"{kind}: an update with a NaN on one rank changed weights or state"
             assert one["finite"], f"{kind}: weights are not finite"
-        for kind in found:
-            far = furthest_lists(found[kind]["weights"], found["ddp"]["weights"])
-            assert far <= 1e-2, f"on {kind} a weight is {far:.3g} from the replicas'"
+        for kind, like in {"zero": "ddp", "fsdp": "zeros"}.items():
+            if kind in found:
+                far = furthest_lists(found[kind]["weights"], found[like]["weights"])
+                assert far <= 5e-3, f"on {kind} a weight is {far:.3g} from the replicas'"
 
 
 @comm_check(expensive=True, proves="transformers")
@@ -292,18 +293,23 @@ def _at(ranks: int) -> MatrixQuery:
 
 
 def in_training(ranks: Ranks, value: MatrixMethod) -> dict[str, Any]:
-    """Weights of a small model after some updates, one of which is skipped."""
+    """Weights of a small model after some updates, one of which is skipped.
+
+    FSDP2 gives a weight that was not used a gradient of zeros, so what is owed of it is paid at
+    once; replicas owe it until the weight is used again. `zeros` are replicas with such gradients.
+    """
     found: dict[str, Any] = {}
-    for kind in ("ddp", "zero", *(("fsdp",) if value.sums_matrices_on_rows else ())):
+    for kind in ("ddp", "zero", *(("zeros", "fsdp") if value.sums_matrices_on_rows else ())):
         bound = value.bind(ExchangeContext(ranks, seed=5))
         strategy: Strategy
-        if kind == "ddp":
+        if kind in {"ddp", "zeros"}:
             strategy = Replicated(ranks, Layout.of(ranks.size), 2000, bound)
         elif kind == "zero":
             strategy = Zero(ranks, bucket_bytes=2000, matrices=bound)
         else:
             strategy = Sharded(ranks, Layout.of(ranks.size, ranks.size), matrices=bound)
         model = Odd()
+        model.zeros = kind == "zeros"
         # FSDP2 sums gradients of one dtype at once.
         strategy.cut(model, [model.wide, model.narrow], torch.device("cpu"))
         strategy.start(model)

@@ -39,8 +39,11 @@ def schedule(subject: CommSubject) -> Schedule:
 class Odd(nn.Module):
     """Widths that no number of ranks divides, a frozen layer, one of bf16, one that is skipped.
 
-    Its embedding is tied, so that one weight is used first and last.
+    Its embedding is tied, so that one weight is used first and last. With `zeros`, a layer that is
+    skipped has a gradient of zeros, as FSDP2 gives it, and not none.
     """
+
+    zeros = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +57,11 @@ class Odd(nn.Module):
     def forward(self, ids: Tensor, *, skip: bool) -> Tensor:
         x = self.frozen(self.wide(self.embedding(ids)).tanh()).tanh()
         x = self.narrow(x.bfloat16()).float()
-        return (x if skip else self.sometimes(x)) @ self.embedding.weight.T
+        if not skip:
+            x = self.sometimes(x)
+        elif self.zeros:
+            x = x + 0 * self.sometimes(x)
+        return x @ self.embedding.weight.T
 
 
 def loss_of(model: nn.Module, step: int, rank: int = 0) -> Tensor:
