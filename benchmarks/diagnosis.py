@@ -276,9 +276,10 @@ def main() -> None:
     by = {"sources": sources(), "shift": int(given.null), "ranks": RANKS}
     progress, parts = Progress(given.progress, by), {}
     writes = not given.null and not given.quick
-    if writes and set(given.parts) != set(PARTS) and RESULT.exists():
-        parts = json.loads(RESULT.read_text(encoding="utf-8"))["parts"]
     with alone():
+        # Once another one that waited for has ended, and has written its own parts.
+        if writes and set(given.parts) != set(PARTS) and RESULT.exists():
+            parts = json.loads(RESULT.read_text(encoding="utf-8"))["parts"]
         for name in given.parts:
             measured = of_part(PARTS[name], progress, given)
             when = datetime.now(UTC).isoformat(timespec="seconds")

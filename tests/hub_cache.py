@@ -41,11 +41,13 @@ class StandIn:
             raise self.error
         commit = revision if revision in (COMMIT, LATER) else self.commit
         target = self.cache / f"models--{name.replace('/', '--')}" / "snapshots" / str(commit)
-        for file in self.folder.iterdir():
-            wanted = any(fnmatch.fnmatch(file.name, each) for each in allow_patterns)
-            if wanted and not (target / file.name).exists():
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target / file.name)
+        for file in self.folder.rglob("*"):
+            place = target / file.relative_to(self.folder)
+            path = place.relative_to(target).as_posix()
+            wanted = any(fnmatch.fnmatch(path, each) for each in allow_patterns)
+            if wanted and file.is_file() and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
         return str(target)
 
     def downloaded(self, what: str) -> bool:

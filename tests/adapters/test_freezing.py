@@ -14,6 +14,7 @@ from modicum.adapters import AttachedAdapter, LoRA, PiSSA
 from modicum.adapters.adapted_layer import take_off
 from modicum.adapters.factors import FrozenBuffers
 from modicum.adapters.names import plain_name
+from modicum.core.layers.linear_forms import linear_form
 from modicum.linears import NF4Linear
 from modicum.proofs.contracts.adapters.subjects import numbers, stir
 
@@ -178,6 +179,40 @@ def test_a_quantized_layer_that_a_merge_makes_dense_stays_frozen_but_for_its_bia
     part.detach()
     assert isinstance(model.get_submodule("0.0"), nn.Linear)
     assert trained(model) == before
+
+
+def test_a_layer_of_trained_factors_that_a_merge_makes_dense_is_trained_again() -> None:
+    weight, bias = numbers(6, 8), numbers(6, name="bias")
+    layer = linear_form("low_rank").from_dense(weight, bias, rank=2)
+    model = nn.Sequential(nn.Sequential(layer), nn.Linear(6, 4))
+    assert {"0.0.down", "0.0.up"} <= trained(model)
+    part = LoRA(rank=1).attach(model[0], name="part")
+    full = LoRA(rank=1).attach(model, name="full")
+    stir(full).merge(dense=torch.float32)
+    full.detach()
+    assert trained(model) == {"1.weight", "1.bias"}
+    part.detach()
+    assert trained(model) == {"0.0.weight", "0.0.bias", "1.weight", "1.bias"}
+
+
+def test_of_the_same_name_on_a_part_each_has_what_is_its_own() -> None:
+    model = nested()
+    before, inputs = trained(model), numbers(2, 3)
+    full = OUTSIDE["full"].attach(model)
+    part = stir(LoRA(rank=1).attach(model.get_submodule("0")))
+    outputs = part.model(inputs)
+    full.activate()
+    assert not part.active
+    part.activate()
+    full.activate(alone=False)
+    assert part.active
+    full.detach()
+    assert part.active
+    assert torch.equal(part.model(inputs), outputs)
+    assert trained(model) == without(before, "middle")
+    part.detach()
+    assert trained(model) == before
+    assert not noted(model)
 
 
 def test_an_adapter_that_failed_to_come_has_noted_nothing() -> None:

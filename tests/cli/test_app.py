@@ -467,6 +467,23 @@ def test_a_merged_model_computes_what_the_adapter_does(
         one_message(again)
 
 
+def test_a_merged_model_stops_where_the_texts_of_its_run_ended(
+    modicum: Any, runs: Any, tmp_path: Path
+) -> None:
+    from modicum.data import Tokenizer
+
+    run, out = tmp_path / "run", tmp_path / "merged"
+    shutil.copytree(runs.adapted, run)
+    file = run / "tokenizer" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "!"}))
+    ended = modicum("merge", run, "--out", out)
+    assert ended.code == 0, ended.err
+    ends = [Tokenizer.load(each / "tokenizer").eos_id for each in (runs.adapted, run)]
+    said = json.loads((out / "generation_config.json").read_text())
+    assert said["eos_token_id"] == ends
+    assert ends[0] != ends[1]
+
+
 def test_an_exported_file_holds_the_merged_model(modicum: Any, runs: Any, tmp_path: Path) -> None:
     import gguf
     import torch

@@ -118,6 +118,14 @@ def test_a_picture_of_a_step_s_memory(modicum: Any, runs: Any, tmp_path: Path, k
     assert why.code == 2
 
 
+def test_a_picture_is_of_one_plan(modicum: Any, runs: Any, tmp_path: Path) -> None:
+    file = tmp_path / "memory.svg"
+    for more in (("--why", "training.steps"), ("--compare", runs.recipe)):
+        ended = modicum("plan", runs.recipe, "--picture", file, *more)
+        assert ended.code == 2
+        assert "leave --why and --compare out" in ended.err
+
+
 def test_room_is_shown_with_what_to_set(modicum: Any, runs: Any) -> None:
     shown = modicum("plan", runs.recipe, "--set", "training.recompute=blocks").out
     assert "There is room for" in shown

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from classifiers import base_folder
+from classifiers import rows as labelled
 from tests.cli.test_troubleshooting import matches
 
 from modicum.planner.starting import rules
@@ -30,6 +32,9 @@ def folder(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = ({"question": "to be", "answer": f"or not {n}"} for n in range(200))
     (made / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (made / "odd.csv").write_text("Frage,Antwort\n" + "sein,oder nicht sein\n" * 30)
+    base_folder(made / "my-encoder", "bert")
+    reviews = ((row["text"], row["label"]) for row in labelled(200))
+    (made / "reviews.csv").write_text("review,label\n" + "".join(f"{t},{c}\n" for t, c in reviews))
     (made / "numbers.csv").write_text("a,b\n" + "1,2\n" * 30)
     return made
 

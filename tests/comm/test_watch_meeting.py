@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from modicum.comm import watch_meeting
 from modicum.comm.anomalies import DiagnosisLimits
-from modicum.comm.watch_meeting import WatchMeeting, _shared_memory, address_of
+from modicum.comm.watch_meeting import WatchMeeting, _shared_memory, address_of, meeting_name
 from modicum.core.errors import InputError
 from modicum.core.ranks.call_ring import RING_BYTES
 
@@ -64,6 +64,19 @@ def test_a_name_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(InputError, match=r"MASTER_ADDR: has no address: .*not known"):
         address_of("node0")
+
+
+def test_the_store_knows_by_which_name_ranks_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `init_method="tcp://..."`, which neither sets nor reads MASTER_ADDR."""
+    tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stores: list[dist.Store] = [dist.PrefixStore("group", dist.PrefixStore("all", tcp)), tcp]
+    monkeypatch.setattr(watch_meeting, "default_store", lambda: stores[0])
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
+    assert meeting_name() == "127.0.0.1"
+    stores[0] = dist.PrefixStore("group", dist.HashStore())
+    assert meeting_name() == "192.0.2.1"
+    monkeypatch.delenv("MASTER_ADDR")
+    assert meeting_name() == "127.0.0.1"  # for lack of another
 
 
 def with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:

@@ -12,7 +12,7 @@ from tests.data.chat_templates import CHATML, TEMPLATES, TOKENS
 
 from modicum.core.errors import InputError
 from modicum.data import IGNORED, PackedExamples, Tokenizer, open_source, prepare
-from modicum.data.chat_template import ChatTemplate, own_template
+from modicum.data.chat_template import ChatTemplate, flattened, own_template
 from modicum.data.view import view_of
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|eot_id|>", "<|end|>", "<end_of_turn>"]
@@ -153,7 +153,8 @@ def test_a_tokenizers_files_name_its_template():
     assert own_template(newer) == ChatTemplate("x", {"eos_token": "</s>"})
     several = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     listed = {"tokenizer_config.json": json.dumps({"chat_template": several})}
-    assert own_template(listed) == ChatTemplate("d")
+    assert own_template(listed) == ChatTemplate("d", tool_use="t")
+    assert own_template(listed | {"chat_template.jinja": "x"}) == ChatTemplate("x")
     listed = {"tokenizer_config.json": json.dumps({"chat_template": several[1:]})}
     with pytest.raises(InputError, match="none called 'default'"):
         own_template(listed)
@@ -218,3 +219,21 @@ def test_a_date_is_that_of_the_template_where_it_has_one():
     today = ChatTemplate(dated.source)
     assert today.render([]) != dated.render([])
     assert today.digest == dated.digest
+
+
+def test_conversations_with_tools_are_written_by_the_template_for_them():
+    template = ChatTemplate("d", tool_use="{{ tools[0].name }}")
+    assert template.render([], tools=[{"name": "f"}]) == "f"
+    assert template.render([]) == template.render([], tools=[]) == "d"
+    plain = "0c93c51aa6874d8b99d7a7ba0b0b3a9ce5155bbb5d5d70c68f0a0f3c5fd5e9a7"
+    assert ChatTemplate("d").digest == plain  # runs of before resume
+    assert template.digest not in (plain, ChatTemplate("d", tool_use="t").digest)
+    assert not template.dated
+    assert ChatTemplate("d", tool_use="{{ strftime_now('%Y') }}").dated
+
+
+def test_a_template_for_tools_alone_is_none():
+    file = "additional_chat_templates/tool_use.jinja"
+    assert flattened({file: "t"}) == {}
+    texts = flattened({file: "t", "tokenizer_config.json": '{"chat_template": "d"}'})
+    assert own_template(texts) == ChatTemplate("d", tool_use="t")

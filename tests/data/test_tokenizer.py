@@ -8,10 +8,12 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.chat_templates import CHATML, TEMPLATES
 
 from modicum.core.errors import InputError
 from modicum.data import Tokenizer, open_source
 from modicum.data.tokenizer import END, split
+from modicum.data.tokenizer_files import exported_files
 
 # Merges shorter than the prefix of what continues a word: the library panics.
 PANICS = json.dumps(
@@ -114,6 +116,50 @@ def test_transformers_loads_what_is_saved(tokenizer, tmp_path):
     assert theirs.decode(tokenizer.encode(text)) == text
     assert theirs.eos_token_id == theirs.pad_token_id == tokenizer.eos_id
     assert len(theirs) == tokenizer.vocabulary_size
+
+
+@pytest.mark.parametrize("layout", ["list", "files"])
+def test_rows_with_tools_have_the_tokens_of_transformers(tokenizer, tmp_path, layout):
+    transformers = pytest.importorskip("transformers")
+    folder, for_tools = tmp_path / "model", TEMPLATES["chatml with tools"]
+    tokenizer.save(folder)
+    if layout == "list":
+        file = folder / "tokenizer_config.json"
+        several = {"default": CHATML, "tool_use": for_tools}
+        listed = [{"name": name, "template": text} for name, text in several.items()]
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": listed}))
+    else:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "chat_template.jinja").write_text(CHATML)
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+    ours = Tokenizer.load(folder)
+    assert (ours.chat_template.source, ours.chat_template.tool_use) == (CHATML, for_tools)
+    ours.save(tmp_path / "saved")
+    assert all(file.is_file() for file in exported_files(tmp_path / "saved"))
+    again = Tokenizer.load(tmp_path / "saved").chat_template
+    assert again == ours.chat_template
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [
+        {"role": "user", "content": "x?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "description": "add one"}}]
+    text, spans = again.conversation(messages, tools=tools)
+    assert "add one" in text
+    assert '"arguments": {"x": 1}' in text[slice(*spans[0])]
+    for place in (folder, tmp_path / "saved"):
+        theirs = transformers.AutoTokenizer.from_pretrained(place)
+        for offered in (tools, None):
+            written = again.render(messages, tools=offered)
+            ((ids, _),) = ours.encode_marked([written], [()])
+            assert theirs.apply_chat_template(messages, tools=offered, return_dict=False) == ids
+    other = ours.with_template("{{ 1 }}")
+    other.save(tmp_path / "other")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "other")
+    assert other.chat_template.tool_use is None
+    assert theirs.apply_chat_template(messages, tools=tools, tokenize=False) == "1"
 
 
 def test_special_tokens_around_a_text_are_known_by_their_side(tmp_path):

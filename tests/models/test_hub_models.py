@@ -71,6 +71,14 @@ def test_code_is_downloaded_where_it_is_asked_for(hub: StandIn) -> None:
     assert "own.py" in names(hub_folder("hub:a/b", code=True))
 
 
+def test_a_template_for_tools_is_downloaded_into_its_folder(hub: StandIn) -> None:
+    templates = hub.folder / "additional_chat_templates"
+    templates.mkdir()
+    for name in ("tool_use.jinja", "README.md"):
+        (templates / name).write_text("")
+    assert names(hub_folder("hub:a/b") / templates.name) == {"tool_use.jinja"}
+
+
 def test_an_interrupted_download_is_completed(hub: StandIn) -> None:
     folder = hub_folder("hub:a/b")
     shutil.copyfile(hub.folder / SHARDS[0], folder / SHARDS[0])

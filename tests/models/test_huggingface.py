@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -378,3 +379,28 @@ def test_how_a_model_writes_is_said_in_the_folder_that_it_is_saved_to(
     for model in (load(folder), filled):
         again = save(model, tmp_path / "again") / "generation_config.json"
         assert json.loads(again.read_text()) == said | {"eos_token_id": [7, 9, 2]}
+
+
+def test_the_end_of_what_a_model_was_trained_on_is_one_of_its_ends(
+    folder: Path, tmp_path: Path
+) -> None:
+    def written(model: Any, end: int | None = None) -> bytes:
+        return (save(model, tmp_path / "again", end=end) / "generation_config.json").read_bytes()
+
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "generation_config.json").write_text('{"do_sample": true, "eos_token_id": [7, 9]}')
+    endless = create(config(eos_token_id=None), 1)
+    for model, known in (
+        (endless, []),
+        (create(config(), 1), [2]),  # it was read from no folder
+        (load(folder), [2]),  # whose file is made of config.json
+        (load(other), [7, 9, 2]),
+    ):
+        before = written(model)
+        assert [written(model, end) for end in known] == [before] * len(known)
+        found = json.loads(written(model, 5))
+        assert found["eos_token_id"] == ([*known, 5] if known else 5)
+        assert "_from_model_config" not in found  # else transformers makes it anew
+        twin = LlamaForCausalLM.from_pretrained(tmp_path / "again")
+        assert twin.generation_config.eos_token_id == found["eos_token_id"]

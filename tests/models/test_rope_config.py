@@ -58,13 +58,13 @@ def theirs(raw: dict[str, Any]) -> torch.Tensor:
     return rotary.inv_freq
 
 
-@pytest.mark.skipif(
-    int(transformers.__version__.split(".")[0]) < 5, reason="transformers 5 reads both spellings"
-)
 def frequencies(config: ModelConfig) -> torch.Tensor:
     return inverse_frequencies(config.head_width, config.rope_theta, config.rope_scaling)
 
 
+@pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5, reason="transformers 5 reads both spellings"
+)
 def test_every_mixture_of_spellings_is_read_as_transformers_reads_it_or_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -222,6 +222,56 @@ def test_replicas_start_from_rank_0(pool: Pool) -> None:
     assert all(torch.equal(values, torch.zeros(11)) for values in pool.run(starts))
 
 
+class Odd(nn.Module):
+    """Weights and buffers that gloo would send other memory of, or does not know."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        rows = torch.full((5, 7), -1.0)  # of which a part is the model's
+        rows[:, :4] = value
+        self.rows = nn.Parameter(rows[:, :4])
+        self.turning = nn.Parameter(torch.full((3,), complex(value, -value)))
+        self.frozen = nn.Parameter(torch.full((1, 2), value).expand(3, 2), requires_grad=False)
+        known: dict[str, torch.Tensor] = {
+            "repeated": torch.full((1, 64), value).expand(64, 64),
+            "turned": (torch.arange(6.0).view(2, 3) * value).T,
+            "scalar": torch.tensor(value),
+            "none": torch.empty(0, 3),
+            "flags": torch.tensor([value > 1, False]),
+        }
+        for dtype in (torch.int16, torch.uint16, torch.float8_e4m3fn, torch.complex64):
+            known[str(dtype).replace(".", " ")] = torch.full((3,), value).to(dtype)
+        for name, tensor in known.items():
+            self.register_buffer(name, tensor)
+
+
+def in_bytes(model: nn.Module) -> dict[str, list[Any]]:
+    return {
+        name: [str(each.dtype), *each.contiguous().flatten().view(torch.uint8).tolist()]
+        for name, each in model.state_dict().items()
+    }
+
+
+def odd_ones(ranks: Ranks) -> tuple[dict[str, list[Any]], torch.Tensor, tuple[int, ...]]:
+    model = Odd(2.0 - ranks.rank)
+    strategy = Replicated(ranks, Layout.of(ranks.size))
+    strategy.start(model)
+    strategy.share_frozen(model)
+    strategy.before_backward(last=True)
+    weights = (ranks.rank + 1) * torch.full((3,), 1 + 2j)
+    ((model.turning * weights).sum().real + model.rows.sum()).backward()
+    strategy.after_backward()
+    assert model.turning.grad is not None
+    return in_bytes(model), model.turning.grad, model.get_buffer("repeated").stride()
+
+
+def test_tensors_of_any_dtype_and_strides_are_shared(pool: Pool) -> None:
+    for found, gradient, strides in pool.run(odd_ones):
+        assert found == in_bytes(Odd(2.0))
+        assert torch.equal(gradient, torch.full((3,), 3 - 6j))  # of complex weights too
+        assert strides == (0, 1)
+
+
 class Recomputed(nn.Module):
     """A weight that two reentrant checkpoints use, so that its gradient comes in two parts."""
 

@@ -336,6 +336,9 @@ def test_what_cannot_be_cut_is_refused() -> None:
     model.scale = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(InputError, match=r"give it the shape \[1\]"):
         Zero(Ranks()).start(model)
+    model.scale = nn.Parameter(torch.ones(1, dtype=torch.complex64))
+    with pytest.raises(InputError, match=r"scale: complex parameters .*view_as_real"):
+        Zero(Ranks()).start(model)
     with pytest.raises(InputError, match="sharded over all ranks or none"):
         Zero(Ranks(0, 4), Layout.of(4, 2))
 

@@ -50,6 +50,9 @@ def test_many_activations_speak_for_one_that_keeps_no_inputs(adapted):
 
 def test_a_large_base_speaks_for_fewer_bits_or_a_pruned_one(adapted):
     assert tried(adapted(rows=1)) == ["linear: {method: nf4}, or adapter: {method: loram}"]
+    with pytest.raises(InputError, match="does not combine"):
+        adapted("shira", rows=1, linear={"method": "nf4"})
+    assert tried(adapted("shira", rows=1)) == []
 
 
 def test_merging_into_few_bits_speaks_for_tiles(adapted):

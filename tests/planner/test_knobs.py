@@ -56,3 +56,32 @@ def test_forms_in_more_bytes_than_the_recipe_s_own_with_its_fields(
     recipe = Recipe(model={"path": "model"}, adapter=ADAPTER, linear={"method": "tiles", **fields})
     knobs = {knob.field: knob.values for knob in loosening(recipe)}
     assert knobs["linear"] == (*({"method": name} for name in names), None)
+
+
+def test_what_only_adds_bytes_can_be_made_smaller_or_left_out() -> None:
+    sections: dict[str, Any] = {
+        "comm": {"method": "powersgd", "rank": 8},
+        "optimizer": {"method": "sgd"},
+    }
+    knobs = {knob.field: knob.values for knob in tightening(Recipe(**sections), ranks=2)}
+    assert knobs["comm"] == (None,)
+    assert knobs["comm.rank"] == (4, 2, 1)
+    assert "transform" not in knobs
+    assert "comm.method" not in knobs
+
+
+@pytest.mark.parametrize(("bits", "fewer"), [(4, (3, 2)), (3, (2,))])
+def test_of_words_that_are_numbers_smaller_ones_are_tried_the_nearest_first(
+    bits: int, fewer: tuple[int, ...]
+) -> None:
+    recipe = Recipe(
+        model={"path": "model"}, adapter=ADAPTER, linear={"method": "tiles", "bits": bits}
+    )
+    assert {knob.field: knob.values for knob in tightening(recipe)}["linear.bits"] == fewer
+
+
+def test_ranks_with_whole_weights_may_shard_them() -> None:
+    for strategy in ("ddp", "zero"):
+        recipe = Recipe(parallel={"strategy": strategy})
+        knobs = {knob.field: knob.values for knob in tightening(recipe, ranks=4)}
+        assert knobs["parallel.strategy"] == ("fsdp",)

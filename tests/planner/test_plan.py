@@ -84,6 +84,26 @@ def test_the_larger_micro_batch_would_not_have_kept_the_budget(new, needs):
     assert needs(made) <= budget < needs(replace(made, prediction=prediction))
 
 
+def test_blocks_that_a_run_has_compiled_are_counted_when_it_resumes(new, monkeypatch):
+    record = MachineRecord(30_000_000, (0.02, 0.1), 0.5, compiled_bytes=50_000_000)
+    monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: record)
+    for asked, found in (("auto", "blocks"), ("blocks", "none")):
+        recipe = new(training={"compile": asked})
+        kept = [{"field": "training.compile", "value": found, "why": "it was tried"}]
+        more = plan(recipe, keep=kept).process_base - plan(recipe).process_base
+        assert more == (50_000_000 if found == "blocks" else -50_000_000)
+
+
+@pytest.mark.parametrize("size", [8, 4, 2])
+def test_a_budget_that_holds_a_micro_batch_gets_it(size, new, needs):
+    recipe = new(
+        training={"batch_size": 16, "recompute": "none"}, checkpoint={"asynchronous": False}
+    )
+    holds = needs(plan(recipe.changed(training__micro_batch_size=size)))
+    made = plan(recipe.changed(budget__memory=holds + 1))
+    assert chosen(made, "training.micro_batch_size") == size
+
+
 def test_bytes_of_the_process_are_what_it_holds_before_tensors_and_those_with_their_share(new):
     made = plan(new())
     tensors = made.prediction.peak_bytes

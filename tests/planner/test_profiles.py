@@ -144,6 +144,8 @@ def test_ranks_of_another_machine_share_its_processor_and_have_an_accelerator_ea
         alone, four = (asked_of(recipe, ranks=n, machine=machine).machine.flops for n in (1, 4))
         assert alone == machine.flops["fp32"]
         assert four == alone / shared
+        host, part = (asked_of(recipe, ranks=n, machine=machine).room.host for n in (1, 4))
+        assert part < host / 3
 
 
 def test_ranks_of_another_machine_send_at_its_rate(new):

@@ -73,3 +73,22 @@ def test_next_to_an_adapter_of_a_classifier_the_files_decide_nothing(classes: Re
     asked = asked_of(classes)
     assert asked.task.dtypes_of(asked.inputs, classes) == asked.inputs.dtypes == frozenset()
     assert asked.task.dtypes_of(asked.inputs, classes.changed(adapter=None)) == {"F32"}
+
+
+def test_a_change_of_the_exchange_is_made_and_another_leaves_what_was_chosen(
+    hollow: Callable[..., Path], text: Path
+) -> None:
+    recipe = Recipe(
+        model={"path": str(hollow(SMALL))},
+        data={"path": str(text), "sequence_length": 32},
+        comm={"method": "powersgd", "rank": 8},
+    )
+    asked = asked_of(recipe, ranks=2)
+    for change, comm in (
+        ({"comm": None}, None),
+        ({"comm.rank": 4}, {"method": "powersgd", "rank": 4}),
+        ({"training.batch_size": 4}, recipe.comm),
+    ):
+        made = asked.changed(change)
+        assert made is not None
+        assert made.comm == comm

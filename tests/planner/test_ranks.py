@@ -198,6 +198,10 @@ def test_a_refusal_of_several_ranks_offers_to_cut_the_weights(new, needs):
     assert "4 ranks on more machines" in caught.value.changes[-1]
     fits = plan(recipe.changed(budget__memory=budget, parallel__strategy="fsdp"), ranks=2)
     assert needs(fits) <= budget
+    halves = {"strategy": "fsdp", "shard": 2}
+    with pytest.raises(DoesNotFit) as caught:
+        plan(recipe.changed(budget__memory=needs(cut) - 2_000_000, parallel=halves), ranks=2)
+    assert "--set parallel.strategy=fsdp --set parallel.shard=null" in caught.value.changes[-1]
 
 
 # Plans that follow

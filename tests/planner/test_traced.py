@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from decoders import config_json
 
 from modicum import recipe_yaml
 from modicum.core.contracts.ledger import PHASES
@@ -15,6 +18,8 @@ from modicum.core.layers.saved_tensors import Shares
 from modicum.core.ranks.layout import Layout
 from modicum.models.config import ModelConfig
 from modicum.planner import plan, traced
+from modicum.planner.choose import strategy_of
+from modicum.planner.planning import asked_of
 from modicum.planner.predict import Choice, Prediction, predict
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
@@ -173,3 +178,21 @@ def test_a_policy_on_activations_is_traced_by_its_shares(norm: str, asked) -> No
     kept = [each.ledger.bytes("activation", "loss") for each in (found, known, plain)]
     assert kept[0] == pytest.approx(kept[1], rel=0.02)
     assert kept[0] < 0.8 * kept[2]
+
+
+def test_sharded_weights_are_not_chosen_where_documents_are_computed_one_at_a_time(
+    text: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bloom"
+    shutil.copytree(tokenizer_folder, folder)
+    (folder / "config.json").write_text(json.dumps(config_json("bloom")))
+    recipe = Recipe(model={"path": str(folder)}, data={"path": str(text), "sequence_length": 32})
+    with pytest.raises(InputError, match=r"data\.boundaries: this model computes") as caught:
+        plan(recipe.changed(parallel__strategy="fsdp"), ranks=2)
+    assert "sharded weights do not go with" in str(caught.value)
+    asked = asked_of(recipe, ranks=2)
+    assert {strategy_of(each.layout) for each in asked.choices(asked.recipe)} == {"ddp"}
+    apart = plan(recipe, ranks=2)
+    assert apart.row()["layout"]["name"] == "ddp"
+    together = recipe.changed(data__boundaries=False, parallel__strategy="fsdp")
+    assert plan(together, ranks=2).row()["layout"]["name"] == "fsdp"

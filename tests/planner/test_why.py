@@ -96,3 +96,12 @@ def test_two_plans_are_compared_by_part_and_phase_also_where_one_does_not_fit(ne
     same = compared(one, one, (True, True))
     assert same["recipes"] == []
     assert json.loads(json.dumps(found)) == found
+
+
+def test_what_the_plan_settles_is_not_said_to_be_yours_or_a_default(new):
+    recipe = new(training={"precision": "auto"})
+    row = why(asked_of(recipe), plan(recipe), "training.precision", "r.yaml:5")
+    assert (row["by"], row["value"]) == ("the planner", "fp32")
+    fixed = new(training={"precision": "fp32"})
+    row = why(asked_of(fixed), plan(fixed), "training.precision", "r.yaml:5")
+    assert (row["by"], row["why"]) == ("you", "written in r.yaml:5")

@@ -188,6 +188,26 @@ def test_a_plugin_of_a_run_is_run_where_that_was_said_alone(
         load_served(asked, {"strange": run}, trust_remote_code=True)
 
 
+def test_a_base_may_still_name_code_of_a_model_that_transformers_has(
+    folders: Folders, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    base = shutil.copytree(folders.model, tmp_path / "base")
+    config = base / "config.json"
+    old = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | old))
+    (base / "own.py").touch()
+    run, plugin = make_adapter(tmp_path / "run", base, tokenizer, seed=1), tmp_path / "own.py"
+    with pytest.raises(InputError, match="transformers itself has such a model"):
+        load_run(run, trust_remote_code=True)
+    plugin.write_text(PLUGIN)
+    (run / "recipe.yaml").write_text(
+        f"model: {{path: {base}}}\ndata: {{path: {tmp_path}}}\n"
+        f"adapter: {{method: lora, rank: 2}}\nlinear: {{method: strange}}\nplugins: [{plugin}]\n"
+    )
+    with pytest.raises(ImportError, match="it runs"):
+        load_run(run, trust_remote_code=True)
+
+
 def test_files_that_hold_something_else_are_named(folders: Folders, tmp_path: Path) -> None:
     model = shutil.copytree(folders.model, tmp_path / "model")
     run = shutil.copytree(folders.run, tmp_path / "run")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import modicum
+from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.tokenizer import Tokenizer
@@ -64,3 +67,17 @@ def test_a_model_that_has_diverged_writes_nothing(monkeypatch):
     monkeypatch.setattr(causal_lm, "prompts", lambda *_: ["a b"])
     found = CausalLM().samples(modicum.Recipe(), model, None, Ranks())
     assert found == [{"prompt": "a b", "text": ""}]
+
+
+def test_exports_name_the_end_of_the_texts_that_were_trained(model, monkeypatch, tmp_path):
+    low = LayerForm("low_rank", {"rank": 2})
+    forms = FormPlan(layers={"model.layers.0.self_attn.q_proj": low})
+    config = replace(model.config, eos_token_id=3, forms=forms)
+    small = create(config, 0, torch.device("cpu"), torch.float32)
+    tokenizer, data = SimpleNamespace(eos_id=5), SimpleNamespace(files=())
+    monkeypatch.setattr(causal_lm, "_text", lambda data: SimpleNamespace(tokenizer=tokenizer))
+    CausalLM().export(small, data, tmp_path / "model")
+    assert CausalLM().export_small(small, data, tmp_path / "compressed")
+    for name in ("model", "compressed"):
+        said = json.loads((tmp_path / name / "generation_config.json").read_text())
+        assert said["eos_token_id"] == [3, 5]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from classifiers import ENCODERS, add_tokenizer, base_folder, rows, theirs, write_rows
@@ -130,11 +131,17 @@ def test_what_comes_later_is_refused_by_name(kind: str, words: str, tmp_path: Pa
 def test_pairs_need_a_tokenizer_that_separates_them(tmp_path: Path) -> None:
     base = base_folder(tmp_path / "base", "bert")
     file = base / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
-    asked = recipe(base, task={"text_columns": ["text", "text"]})
-    with pytest.raises(InputError, match="puts nothing between the two texts") as error:
-        task_of(asked).look(asked)
-    assert error.value.field == "task.text_columns"
+    inner = tokenizers.Tokenizer.from_file(str(file))
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A $B:1", special_tokens=[("[CLS]", 2)]
+    )
+    begun = json.loads(inner.to_str())
+    for made in (begun, begun | {"post_processor": None}):
+        file.write_text(json.dumps(made))
+        asked = recipe(base, task={"text_columns": ["text", "text"]})
+        with pytest.raises(InputError, match="puts nothing between the two texts") as error:
+            task_of(asked).look(asked)
+        assert error.value.field == "task.text_columns"
 
 
 def test_compiled_blocks_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.adapters.adapter_layer import CopiesLayer
 from modicum.adapters.base import AdapterLayer
 from modicum.adapters.first_pass import stop_watching
-from modicum.adapters.freezing import notes_of, put_notes, thaw
+from modicum.adapters.freezing import notes_of, of_others, put_notes, thaw
 from modicum.adapters.patching_layer import PatchingLayer, with_patches
 from modicum.adapters.plain_state import PlainState
 from modicum.adapters.row_groups import RowGroups
@@ -218,7 +218,8 @@ def wear(module: nn.Module, name: str, layer: AdapterLayer) -> None:
 def take_off(model: nn.Module, name: str) -> None:
     """Take an adapter off all layers of a model; what has no other becomes what it was."""
     leave_out_of_ddp(model, generated_names(model, name), leave_out=False)
-    for _, module in list(wearers(model)):
+    others = of_others(model, name)
+    for module in [each for _, each in wearers(model) if each not in others]:
         module.active = tuple(other for other in module.active if other != name)
         if name in module.layers_by_adapter:
             del module.layers_by_adapter[name]

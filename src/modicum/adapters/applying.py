@@ -51,10 +51,12 @@ def apply(attached: Attachment, *, alone: bool, merged: bool) -> None:
         InputError: as `in_order`; then nothing was changed.
     """
     name, orders = attached.name, []
+    # On a part of the model another one may have the same name.
+    places = {attached.model.get_submodule(place) for place, _ in attached.everywhere()}
     for _, module in wearers(attached.model):
-        kept = () if alone else tuple(each for each in module.active if each != name)
-        own = (name,) if name in module.layers_by_adapter and not merged else ()
-        orders.append((module, in_order(module, kept + own)))
+        own = (name,) if module in places else ()
+        kept = () if alone else tuple(each for each in module.active if each not in own)
+        orders.append((module, in_order(module, kept if merged else kept + own)))
     for module, order in orders:
         module.active = order
     train_active(attached.model)

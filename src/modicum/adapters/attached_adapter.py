@@ -36,6 +36,7 @@ from modicum.adapters.attaching import (
 )
 from modicum.adapters.attachment import Attachment
 from modicum.adapters.base import Adapter, ReadWeight, SharedFactors
+from modicum.adapters.copies import not_copied
 from modicum.adapters.deriving import derive
 from modicum.adapters.first_pass import watch_first_pass
 from modicum.adapters.folding import TOLERANCE, Folding
@@ -99,12 +100,12 @@ class AttachedAdapter(Attachment):
         check_numbers(method, sites)
         check_apart(model, sites)
         of_layers = () if "after_block" in method.traits else method.targets
-        self.left_out = left_out(model, of_layers, (*method.exclude, *method.also))
+        copied = method.copied(model)
+        self.left_out = not_copied(left_out(model, of_layers, method.exclude), copied)
         # Before anything is changed: sizes that do not fit are refused here.
         device = device_of(model, sites[0].name)
         shared = SharedFactors(method, sites, device)
         layers = [method.layer(method, s, shared, device_of(model, s.name)) for s in sites]
-        copied = method.copied(model)
         layers += own_copies(model, method, shared, copied, layers)
         if start:
             check_rank_fits(method, sites)
@@ -338,8 +339,9 @@ class AttachedAdapter(Attachment):
 
         A merged adapter leaves its change in the weights. One that took its start out of the
         weights puts it back: exactly where it was given a reader of them, else to rounding.
-        Parameters that adapters froze are trainable again when none is left that was attached to a
-        model, or a part of one, that has them. Of one that was detached already this does nothing.
+        Parameters that it froze are trainable again when no other adapter on the model, on a model
+        around it or on a part of it needs them frozen; one on another part, which shares some, is
+        not seen. Of one that was detached already this does nothing.
         """
         if not self.sites:  # another adapter may have its name by now
             return

@@ -75,6 +75,16 @@ def parameter_names(found: Copied) -> tuple[str, ...]:
     return tuple(plain_name(f"{path}.{leaf}") for path, leaves in found.items() for leaf in leaves)
 
 
+def not_copied(left_out: Mapping[str, str], found: Copied) -> dict[str, str]:
+    """Of layers and matrices that `targets` leave out, by name, those that have no copy either.
+
+    >>> not_copied({"0": "it is parametrized", "1.stack": "a matrix"}, {"1": ("stack",)})
+    {'0': 'it is parametrized'}
+    """
+    copies = {f"{path}.{leaf}" for path, leaves in found.items() for leaf in leaves}
+    return {n: why for n, why in left_out.items() if not copies & {n, f"{n}.weight"}}
+
+
 def complete(model: nn.Module, found: Copied) -> dict[str, nn.Module] | None:
     """The outermost modules of which all parameters are copied; None: some are in none of these.
 

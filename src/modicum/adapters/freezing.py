@@ -39,18 +39,20 @@ def freeze(model: nn.Module, name: str) -> None:
 
 
 def thaw(model: nn.Module, name: str) -> None:
-    """Train again what the adapter `name` froze, but for what others need frozen.
+    """Train again what the adapter `name` of a model froze, but for what others need frozen.
 
-    Those are all parameters of a module that another adapter is attached to.
+    Those are all parameters of a module that another adapter is attached to. The weight of a layer
+    that a merge made dense is trained if what the layer had before was.
     """
-    froze: set[str] = set()
-    for prefix, module, notes in _noted(model):
-        froze |= {f"{prefix}{each}" for each in notes.pop(name, ())}
-        if not notes:
-            del module.__dict__[_FROZE]
+    notes: Notes = plain_model(model).__dict__.get(_FROZE, {})
+    froze: set[str] = set(notes.pop(name, ()))
+    if not notes:
+        plain_model(model).__dict__.pop(_FROZE, None)
     if not froze:
         return
     named = [(plain_name(n), p) for n, p in model.named_parameters(remove_duplicate=False)]
+    gone = froze - {each for each, _ in named}
+    froze |= {f"{each.rpartition('.')[0]}.weight" for each in gone}
     tied = {id(parameter) for each, parameter in named if each in froze}
     froze |= {each for each, parameter in named if id(parameter) in tied}
     needed: set[int] = set()
@@ -62,6 +64,15 @@ def thaw(model: nn.Module, name: str) -> None:
     for each, parameter in named:
         if each in froze and id(parameter) not in needed:
             parameter.requires_grad_(True)
+
+
+def of_others(model: nn.Module, name: str) -> set[nn.Module]:
+    """All modules of those parts of a model to which an adapter of this name is attached too.
+
+    What has the name there is that one's: it came later, and a part does not see the model's.
+    """
+    noted = [part for prefix, part, notes in _noted(model) if prefix and name in notes]
+    return {module for part in noted for module in part.modules()}
 
 
 def notes_of(model: nn.Module) -> list[tuple[nn.Module, Notes]]:

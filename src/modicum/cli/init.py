@@ -89,8 +89,8 @@ def lines_of(made: Start, out: Path) -> list[str]:
     lines.append(f"model: {model_words(made.model)}")
     count, about = made.data["documents"], "" if made.data["exact"] else "about "
     lines.append(
-        f"data:  {made.data['described']}; {about}{count:,} document{'s' * (count != 1)} of up to "
-        f"{made.data['longest']:,} tokens"
+        f"data:  {made.data['described']}; {about}{count:,} {made.data['unit']}"
+        f"{'s' * (count != 1)} of up to {made.data['longest']:,} tokens"
     )
     if made.plan is not None:
         row = made.plan.row()

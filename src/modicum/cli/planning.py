@@ -56,6 +56,9 @@ def show(shown: PlanView) -> None:
     if shown.picture is not None:
         from modicum.report.picture import check
 
+        if shown.why is not None or shown.compare is not None:
+            problem = "draws one plan; leave --why and --compare out"
+            raise InputError(problem, field="--picture", value=str(shown.picture))
         check(shown.picture)
     machine = None if shown.machine is None else _profile(shown.machine)
     ranks = asked.ranks or here.size
@@ -69,7 +72,7 @@ def show(shown: PlanView) -> None:
     if not here.first:
         return
     if shown.picture is not None:
-        _draw(found if "prediction" in found else None, shown)
+        _draw(found, shown)
     if asked.as_json:
         print_json(found)
     elif shown.compare is not None:
@@ -109,14 +112,20 @@ def _why(field: str, asked: Asked, ranks: int, machine: Profile | None) -> dict[
 def _compared(
     names: tuple[str, str], asked: Asked, ranks: int, machine: Profile | None
 ) -> dict[str, Any]:
+    from modicum.models.traced_cache import ending_traces
     from modicum.planner.compared import compared
-    from modicum.planner.planning import plan_anyway
+    from modicum.planner.planning import answered_anyway, asked_of
 
-    made = []
-    for name in names:
-        recipe = recipe_yaml.load(name, asked.overrides)
-        with recipe_yaml.places(name, asked.overrides):
-            made.append(plan_anyway(recipe, ranks=ranks, machine=machine))
+    questions, made = [], []
+    with ending_traces():
+        # Both before either is planned: a process that has planned holds more.
+        for name in names:
+            recipe = recipe_yaml.load(name, asked.overrides)
+            with recipe_yaml.places(name, asked.overrides):
+                questions.append(asked_of(recipe, ranks=ranks, machine=machine))
+        for name, question in zip(names, questions, strict=True):
+            with recipe_yaml.places(name, asked.overrides):
+                made.append(answered_anyway(question))
     (one, fits_one), (two, fits_two) = made
     return compared(one, two, (fits_one, fits_two))
 
@@ -136,18 +145,11 @@ def _profile(name: str) -> Profile:
     return profile_of(values, path)
 
 
-def _draw(row: Mapping[str, Any] | None, shown: PlanView) -> None:
-    """Draw, and say where the picture is.
-
-    Raises:
-        InputError: there is no single plan to draw.
-    """
+def _draw(row: Mapping[str, Any], shown: PlanView) -> None:
+    """Draw, and say where the picture is."""
     from modicum.report.picture import draw
 
     assert shown.picture is not None
-    if row is None:
-        problem = "draws one plan; leave --why and --compare out"
-        raise InputError(problem, field="--picture", value=str(shown.picture))
     draw(dict(row), shown.picture, Path(shown.asked.recipe).stem)
     print(f"picture: {shown.picture}", file=sys.stderr)
 

@@ -28,6 +28,7 @@ from modicum.core.ranks.call_ring import BEREFT, RING_BYTES, RingWriter
 from modicum.core.ranks.ranks import PeerLost
 from modicum.core.ranks.roll_call import RollCall
 from modicum.core.ranks.side_channel import listening
+from modicum.core.torch_private import default_store
 
 
 class WatchMeeting:
@@ -114,8 +115,7 @@ class WatchMeeting:
 
     def _among_hosts(self, call: RollCall, task: dict[str, Any], rank: int) -> None:
         if rank == 0:
-            # The name by which the others reach this host is the one by which they met.
-            name, secret = os.environ.get("MASTER_ADDR", "127.0.0.1"), secrets.token_hex(32)
+            name, secret = meeting_name(), secrets.token_hex(32)
             port = self._begin(task | {"listen": address_of(name), "secret": secret})
             call.tell("controller", [name, port, secret])
             return
@@ -145,6 +145,19 @@ class WatchMeeting:
             raise InputError("the process that watches the ranks of this host did not start")
         port: int = json.loads(said)["port"]
         return port
+
+
+def meeting_name() -> str:
+    """The name by which other hosts reach rank 0's, where this is called: that by which they met.
+
+    The store knows it also where nothing sets MASTER_ADDR, as with `init_method="tcp://..."`.
+    """
+    store = default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return store.host
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
 def address_of(name: str) -> str:

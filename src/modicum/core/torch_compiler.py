@@ -6,8 +6,9 @@ import functools
 import importlib
 import locale
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -53,12 +54,22 @@ def compiler_settings(limits: Mapping[str, Any], wanted: Mapping[str, Any]) -> I
     lowered = {name: value for name, value in at_once.items() if name in there}
     known = {name: value for name, value in wanted.items() if name in there}
     with (
-        dynamo.patch(traced),
-        functorch.patch(lowered),
-        inductor.patch(known),
+        _patched(dynamo, traced),
+        _patched(functorch, lowered),
+        _patched(inductor, known),
         _reductions_within_rows(),
     ):
         yield
+
+
+def _patched(settings: Any, changes: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    return _patch(settings, tuple(changes.items()), threading.get_ident())
+
+
+@functools.cache
+def _patch(settings: Any, changes: tuple[tuple[str, Any], ...], thread: int) -> Any:
+    """Made once for a thread: torch 2.13 never frees what it makes for a patch."""
+    return settings.patch(dict(changes))
 
 
 @functools.cache
@@ -94,7 +105,9 @@ def _reductions_within_rows() -> Iterator[None]:
 
     kernel.aggregate_reduction_buffers = within_rows
     try:
-        with cached.patch(cache_key_tag=_WITHIN_ROWS):  # kernels made without it are others
+        # Kernels made without it are others, and so are those under another tag of the user's.
+        tag = f"{cached.cache_key_tag} {_WITHIN_ROWS}".lstrip()
+        with _patched(cached, {"cache_key_tag": tag}):
             yield
     finally:
         kernel.aggregate_reduction_buffers = stored

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -247,6 +248,19 @@ def default_store() -> Store:
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store()
+
+
+def call_timeout() -> timedelta | None:
+    """How long a call of the default group may take, `options._timeout`; None: it is not known.
+
+    A new group that is not given it has PyTorch's default.
+    """
+    import torch.distributed as dist
+
+    group = dist.distributed_c10d._get_default_group()
+    with suppress(AttributeError, IndexError, RuntimeError):  # not every backend has options
+        return group._get_backend(group._device_types[0]).options._timeout
+    return None
 
 
 def set_reducer_group(model: nn.Module, group: Any) -> None:

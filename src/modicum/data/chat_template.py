@@ -22,6 +22,9 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 TrainOn = Literal["all", "last"]
 _DATE = "strftime_now"  # what writes the date in templates
+_DEFAULT, _TOOLS = "default", "tool_use"  # what transformers calls a model's several templates
+_FILE, _CONFIGURATION = "chat_template.jinja", "tokenizer_config.json"
+TOOL_FILE = f"additional_chat_templates/{_TOOLS}.jinja"
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what models call them in a message
 # What `{% generation %}` puts around the text that the assistant generates; no message has it.
 _BEGIN, _END = (f"\0{secrets.token_hex(8)}{side}" for side in "<>")
@@ -36,6 +39,7 @@ class ChatTemplate:
         tokens: `bos_token`, `eos_token` and so on.
         special: the special tokens that it writes, which a tokenizer trained for it has.
         now: the date and time that it may write; None: when it writes.
+        tool_use: the Jinja text for conversations with tools; None: `source`.
 
     >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     >>> asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
@@ -47,17 +51,19 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)
     special: tuple[str, ...] = ()
     now: datetime | None = None
+    tool_use: str | None = None
 
     @property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all that decides what it writes, but for the date."""
-        text = json.dumps([self.source, dict(self.tokens)], sort_keys=True)
+        more = [] if self.tool_use is None else [self.tool_use]
+        text = json.dumps([self.source, dict(self.tokens), *more], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def dated(self) -> bool:
         """Whether it may write the date."""
-        return _DATE in self.source
+        return _DATE in self.source or _DATE in (self.tool_use or "")
 
     def render(
         self, messages: Sequence[Message], *, tools: Any = None, generation: bool = False
@@ -139,7 +145,7 @@ class ChatTemplate:
         return start if start < len(text) else 0  # the template writes no content of this message
 
     def _marked(self, messages: Sequence[Message], tools: Any, generation: bool) -> str:
-        compiled = self._compiled
+        compiled = self._compiled_for_tools if tools else self._compiled
         try:
             rendered: str = compiled.render(
                 messages=json.loads(json.dumps(list(messages))),
@@ -155,16 +161,11 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
-        try:
-            import jinja2
-        except ImportError as error:
-            raise InputError(
-                "jinja2 is not installed, and chat templates need it: pip install modicum[cli]"
-            ) from error
-        try:
-            return _environment(self.now).from_string(self.source)
-        except jinja2.TemplateError as error:
-            raise InputError(f"this is no chat template: {error}") from error
+        return _compile(self.source, self.now)
+
+    @cached_property
+    def _compiled_for_tools(self) -> Any:
+        return self._compiled if self.tool_use is None else _compile(self.tool_use, self.now)
 
 
 def own_template(
@@ -178,33 +179,56 @@ def own_template(
     Raises:
         InputError: there are several, and none is called `default`.
     """
-    configuration = json.loads(texts.get("tokenizer_config.json", "{}"))
-    source = texts.get("chat_template.jinja", configuration.get("chat_template"))
-    if isinstance(source, list):
-        known = (each for each in source if isinstance(each, dict))
-        several = {str(each.get("name")): each.get("template") for each in known}
-        source = several.get("default")
-        if source is None:
-            raise InputError(
-                "the tokenizer has several chat templates and none called 'default'; name a file "
-                "with the one that is meant",
-                field="data.chat_template",
-                allowed=", ".join(several),
-            )
+    named = _templates(texts)
+    source, tool_use = named.get(_DEFAULT), named.get(_TOOLS)
+    if named and source is None:
+        raise InputError(
+            "the tokenizer has several chat templates and none called 'default'; name a file "
+            "with the one that is meant",
+            field="data.chat_template",
+            allowed=", ".join(named),
+        )
     if not isinstance(source, str):
         return None
-    return ChatTemplate(source, special_tokens(texts) if tokens is None else tokens)
+    known = special_tokens(texts) if tokens is None else tokens
+    return ChatTemplate(source, known, tool_use=tool_use if isinstance(tool_use, str) else None)
+
+
+def flattened(texts: Mapping[str, str]) -> dict[str, str]:
+    """The texts with the template of `TOOL_FILE` in a list of tokenizer_config.json.
+
+    `transformers` reads it there too, and all files of a tokenizer stand in one folder.
+    """
+    found, named = dict(texts), _templates(texts)
+    tool_use = found.pop(TOOL_FILE, None)
+    if tool_use is None or _DEFAULT not in named:
+        return found
+    found.pop(_FILE, None)  # where it is, no list is read
+    every = (named | {_TOOLS: tool_use}).items()
+    configuration = json.loads(found.get(_CONFIGURATION, "{}"))
+    configuration["chat_template"] = [{"name": name, "template": text} for name, text in every]
+    return found | {_CONFIGURATION: json.dumps(configuration, indent=2) + "\n"}
 
 
 def special_tokens(texts: Mapping[str, str]) -> dict[str, str]:
     """`bos_token`, `eos_token` and so on, out of the texts of the files next to a tokenizer."""
     found = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+    for file in ("special_tokens_map.json", _CONFIGURATION):
         for name, value in json.loads(texts.get(file, "{}")).items():
             word = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(word, str):
                 found[name] = word
     return found
+
+
+def _templates(texts: Mapping[str, str]) -> dict[str, Any]:
+    """What the files next to a tokenizer have as templates, by their names."""
+    configuration = json.loads(texts.get(_CONFIGURATION, "{}"))
+    source = texts.get(_FILE, configuration.get("chat_template"))
+    if isinstance(source, list):
+        known = (each for each in source if isinstance(each, dict))
+        return {str(each.get("name")): each.get("template") for each in known}
+    return {} if source is None else {_DEFAULT: source}
 
 
 def _shared(one: str, other: str) -> int:
@@ -226,6 +250,19 @@ def _unmarked(marked: str) -> tuple[str, list[Span]]:
         else:
             text += piece
     return text, spans
+
+
+def _compile(source: str, now: datetime | None) -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise InputError(
+            "jinja2 is not installed, and chat templates need it: pip install modicum[cli]"
+        ) from error
+    try:
+        return _environment(now).from_string(source)
+    except jinja2.TemplateError as error:
+        raise InputError(f"this is no chat template: {error}") from error
 
 
 def _environment(now: datetime | None) -> Any:

@@ -50,7 +50,8 @@ class PairTokenizer:
     @property
     def separates(self) -> bool:
         """Whether it puts something between the two texts of a pair."""
-        return int(self.inner.num_special_tokens_to_add(True)) > 0
+        added = self.inner.num_special_tokens_to_add
+        return int(added(True)) > int(added(False))  # what one text gets too is around both
 
     def pad_id(self, asked: str | None) -> int | None:
         """The number of the token that fills rows: the one asked for, else its own, if it has one.

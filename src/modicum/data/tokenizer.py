@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import json_object, read_text, write_text
-from modicum.data.chat_template import ChatTemplate, own_template, special_tokens
+from modicum.data.chat_template import (
+    TOOL_FILE,
+    ChatTemplate,
+    flattened,
+    own_template,
+    special_tokens,
+)
 from modicum.data.named_templates import END
 from modicum.data.tokenizer_files import CONFIGURATION, MODEL, end_of_text, model_file
 
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 _BYTES = 256  # each is a token; with an end, the smallest vocabulary has one more
 # Kept next to the model as they were found, so that a saved tokenizer is the one that was loaded.
 _TEMPLATE = "chat_template.jinja"
-_COMPANIONS = (CONFIGURATION, "special_tokens_map.json", _TEMPLATE)
+_COMPANIONS = (CONFIGURATION, "special_tokens_map.json", _TEMPLATE, TOOL_FILE)
 # Text is encoded in pieces of about this many characters: bounds the scratch memory, and gives
 # every core something to do on a long document.
 _PIECE = 1 << 17
@@ -138,9 +144,9 @@ class Tokenizer:
             raise InputError(f"this is no tokenizer: {error}", file=file) from error
         beside = ((name, file.parent / name) for name in _COMPANIONS)
         companions = {name: read_text(there) for name, there in beside if there.is_file()}
-        for name in companions.keys() - {_TEMPLATE}:
+        for name in companions.keys() - {_TEMPLATE, TOOL_FILE}:
             json_object(file.parent / name)
-        return cls(inner, end_of_text(file, inner), companions)
+        return cls(inner, end_of_text(file, inner), flattened(companions))
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and its companions, as `transformers.AutoTokenizer` loads them."""

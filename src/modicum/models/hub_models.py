@@ -28,7 +28,7 @@ _SHARD = re.compile(r"[\w.-]+\.safetensors")  # no pattern, and nothing outside 
 _SMALL = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-    "chat_template.jinja", "chat_template.json",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def save(
     dense: bool = True,
     forms: FormPlan | None = None,
     dtype: torch.dtype | None = None,
+    end: int | None = None,
 ) -> Path:
     """Write `model` to `folder` as transformers reads it atomically.
 
@@ -54,6 +55,7 @@ def save(
             folder as small as the model, which modicum alone reads.
         forms: the layers that are kept as they are, where it is neither all nor none.
         dtype: what the tensors are rounded to, which are all of the model's own; None: nothing is.
+        end: the token that ends texts, which generation is to stop at too.
 
     Raises:
         InputError: the disk is full or cannot be written; a weight is beyond `dtype`.
@@ -74,7 +76,7 @@ def save(
         write_json(temporary / CONFIG, raw | {"torch_dtype": written})
         if getattr(model, "trained_heads", None) is None:  # it writes text
             tokens = {name: raw.get(name) for name in _TOKENS}
-            write_json(temporary / GENERATION, generation_settings(model, tokens))
+            write_json(temporary / GENERATION, generation_settings(model, tokens, end))
         for file in files:
             shutil.copyfile(file, temporary / Path(file).name)
         copy_code(raw, temporary)

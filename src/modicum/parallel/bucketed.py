@@ -103,10 +103,16 @@ class Bucketed(Strategy, Generic[B]):
         self._handlers: list[Ready] = []
 
     def start(self, model: nn.Module) -> None:
-        """Give all ranks rank 0's weights, and listen for gradients."""
+        """Give all ranks rank 0's weights, and listen for gradients.
+
+        Raises:
+            InputError: as `meet`; or an exchange does not take a parameter.
+        """
         if self.matrices is not None:
             self.matrices.connect()
         self.meet(model, bucket_bytes=self.bucket_bytes)
+        if self.matrices is not None:
+            self.matrices.check(trainable(model))
         names = {id(parameter): name for name, parameter in trainable(model)}
         for group in cut([p for _, p in trainable(model)], self.bucket_bytes):
             bucket = self._bucket(group, [names[id(parameter)] for parameter in group])

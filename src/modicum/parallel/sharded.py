@@ -23,7 +23,7 @@ from modicum.core.contracts.parameters import keeping_metadata, trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks.exchange import ShardExchange
+from modicum.core.ranks.exchange import ShardExchange, refuse_complex
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of, naming
@@ -190,7 +190,8 @@ class Sharded(Strategy):
         """Begin with a loaded model.
 
         Raises:
-            InputError: there is an exchange of weights, and parameters that are not trained.
+            InputError: there is an exchange of weights, and parameters that are not trained; or a
+                trained one that an exchange does not take.
         """
         frozen = next((n for n, p in model.named_parameters() if not p.requires_grad), None)
         if self._groups and frozen is not None:
@@ -201,6 +202,10 @@ class Sharded(Strategy):
                 value=frozen,
             )
         super().start(model)
+        if self.exchange is not None:
+            refuse_complex(self.trained(model))
+        if self.matrices is not None:
+            self.matrices.check(self.trained(model))
         for exchange in (self.exchange, self.matrices):
             if exchange is not None:
                 exchange.connect()

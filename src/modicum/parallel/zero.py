@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.errors import InputError
-from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
+from modicum.core.ranks.exchange import ExchangeContext, ShardExchange, refuse_complex
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of
@@ -80,9 +80,11 @@ class Zero(Bucketed[MasterBucket]):
         """Give all ranks rank 0's weights, make masters of them, and listen for gradients.
 
         Raises:
-            InputError: a trained parameter has no dimension along which it could be sharded.
+            InputError: a trained parameter has no dimension along which it could be sharded, or is
+                complex, as no master is.
         """
         self.exchange.connect()
+        refuse_complex(trainable(model))
         for name, parameter in trainable(model):
             if not parameter.ndim:
                 problem = "a trained scalar cannot be sharded over ranks; give it the shape [1]"

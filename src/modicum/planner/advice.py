@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from modicum.adapters.base import Adapter
 from modicum.core.contracts.ledger import EntryKind
@@ -35,6 +36,7 @@ class AdapterAnswer:
         take: the same, as a recipe has it.
         words: why, and at what price.
         reason: what of a plan speaks for it; None where only the user can know.
+        form: of linear layers, where one is advised next to the recipe's own adapter.
     """
 
     name: str
@@ -43,6 +45,7 @@ class AdapterAnswer:
     take: str
     words: str
     reason: Reason | None = None
+    form: str | None = None
 
 
 def _share(made: Prediction, kind: EntryKind) -> float:
@@ -88,6 +91,7 @@ ANSWERS = (
         "nf4 holds weights in about 4 bits; LoRAM trains on a pruned base, and the change is for "
         "the full one",
         _base,
+        "nf4",
     ),
     AdapterAnswer(
         "few_bits",
@@ -145,10 +149,13 @@ def advice(asked: Question, made: Prediction) -> Iterator[JsonObject]:
 
 
 def _allowed(asked: Question, answer: AdapterAnswer) -> bool:
-    """Whether the task takes all adapters of an answer."""
+    """Whether the task takes all adapters of an answer, and its form goes with the recipe's own."""
+    changes: list[dict[str, Any]] = [{"adapter": {"method": name}} for name in answer.methods]
+    if answer.form is not None:
+        changes.append({"linear": {"method": answer.form}})
     try:
-        for name in answer.methods:
-            asked.config(asked.recipe.changed(adapter={"method": name}))
+        for change in changes:
+            asked.config(asked.recipe.changed(**change))
     except InputError:
         return False
     return True

@@ -8,7 +8,7 @@ Everything here leaves the arithmetic as it is. Cheapest to lose is the copy of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -237,12 +237,20 @@ def _freezes(recipe: Recipe) -> bool:
 
 
 def choices(
-    recipe: Recipe, device: str, ranks: int, kept: Mapping[str, JsonObject] | None = None
+    recipe: Recipe,
+    device: str,
+    ranks: int,
+    kept: Mapping[str, JsonObject] | None = None,
+    check: Callable[[Layout], None] = lambda layout: None,
 ) -> Iterator[Choice]:
     """Every choice that the recipe leaves open, the fastest first.
 
     Args:
         kept: choices of an earlier plan by field; a micro-batch is not larger than its `most`.
+        check: refuses a layout that the model does not run in.
+
+    Raises:
+        InputError: nothing is left, with the last reason.
     """
     training, asynchronous = recipe.training, recipe.checkpoint.asynchronous
     share = -(-training.batch_size // ranks)
@@ -259,7 +267,13 @@ def choices(
     recomputes = {"auto": (False, True), "none": (False,), "blocks": (True,)}
     copies = (True, False) if asynchronous == "auto" else (asynchronous,)
     found, refusal = False, functools.cache(lambda words: refused(recipe, words))
+    unfit: InputError | None = None
     for layout in layouts(recipe, ranks):
+        try:
+            check(layout)
+        except InputError as error:
+            unfit = error
+            continue
         for recompute in recomputes[training.recompute]:
             for size in sizes:
                 first = Choice.of(training.batch_size, size, recompute, layout, copies[0])
@@ -268,7 +282,7 @@ def choices(
                 found = True
                 for copied in copies:
                     yield replace(first, asynchronous=copied)
-    if not found and (why := refusal(traits_of(recipe, first))) is not None:
+    if not found and (why := unfit or refusal(traits_of(recipe, first))) is not None:
         raise why
 
 

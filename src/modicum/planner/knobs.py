@@ -18,9 +18,10 @@ from modicum.linears.base import LinearMethod
 from modicum.recipe import Recipe, methods_for
 
 EXACT, NUMERICS, METHOD, ROWS, SHAPE = range(5)
-# Sections whose methods decide bytes, what changes least first. A task is what is learned; what
-# is exchanged and what changes gradients only adds to a rank's bytes.
+# Sections whose methods decide bytes, what changes least first; a task is what is learned.
 _SLOTS = ("memory", "adapter", "optimizer", "linear", "compress")
+# Whatever is in these only adds to a rank's bytes.
+_ADDED = ("diagnosis", "transform", "comm")
 # A method with one of these traits changes how numbers are held, and not what is trained.
 _WIDTH = 4096  # of a layer by which forms are compared
 _NUMERIC_TRAITS = {"quantized_base", "compresses_saved"}
@@ -93,7 +94,7 @@ def _exact(recipe: Recipe, ranks: int) -> Iterator[Knob]:
         yield Knob(EXACT, "checkpoint.asynchronous", ("auto",))
     if ranks == 1:
         return
-    if section.strategy == "ddp":
+    if section.strategy in ("ddp", "zero"):
         yield Knob(EXACT, "parallel.strategy", ("fsdp",))
         return
     if section.shard is not None:
@@ -182,6 +183,10 @@ def _methods(recipe: Recipe) -> Iterator[Knob]:
             yield from _other_methods(recipe, slot, alike, cost)
         if known is not None:
             yield from _fields(recipe, slot, known)
+    for slot in _ADDED:
+        if slot in present:
+            yield from _fields(recipe, slot, present[slot])
+            yield Knob(METHOD, slot, (None,))
 
 
 def _cost(record: MethodRecord) -> int:
@@ -218,6 +223,8 @@ def _others(kind: Any, value: Any) -> tuple[Any, ...]:
     if isinstance(value, bool):
         return (not value,)
     if words := _words(kind):
+        if all(isinstance(word, int) for word in words):
+            return tuple(sorted((word for word in words if word < value), reverse=True))
         return tuple(word for word in words if word != value)
     if isinstance(value, int) and value > 1:
         return fractions(value, 1)

@@ -27,11 +27,11 @@ from modicum.planner.adapted_otherwise import rows_of_instead
 from modicum.planner.advice import advice
 from modicum.planner.auto_exchange import without_auto
 from modicum.planner.choose import (
+    COMPILE,
     DEVICE,
     Room,
     Share,
     choice_of,
-    choices,
     first_that_fits,
     layouts,
 )
@@ -115,7 +115,7 @@ def answered(asked: Question, live: Ranks | None = None, keep: Sequence[JsonObje
         DoesNotFit: no choice keeps the budget.
     """
     kept = {row["field"]: row for row in keep}
-    open_ones = choices(asked.recipe, asked.device, asked.ranks, kept)
+    open_ones = asked.choices(asked.recipe, kept=kept)
     found = first_that_fits(
         open_ones, asked.recipe, asked.inputs.config, asked.predictor, asked.room
     )
@@ -135,7 +135,11 @@ def plan_anyway(
     Raises:
         InputError: as `plan`.
     """
-    asked = asked_of(recipe, ranks=ranks, machine=machine)
+    return answered_anyway(asked_of(recipe, ranks=ranks, machine=machine))
+
+
+def answered_anyway(asked: Question) -> tuple[Plan, bool]:
+    """The same of a question."""
     found = asked.fitting(asked.recipe)
     made = planned(asked, found or asked.frugal(asked.recipe))
     rows = _rows(asked, made, {})
@@ -214,13 +218,19 @@ def asked_of(
     device = _device(recipe, keep).type if machine is None else machine.device_for(recipe)
     map_for(budget=device == "cpu" and recipe.budget.limits)
     if machine is None:
-        found, record, room = _agreed(recipe, torch.device(device), live, count, inputs.reads)
+        compiled = recipe.training.compile
+        compiled = {row["field"]: row["value"] for row in keep}.get(COMPILE, compiled)
+        found, record, room = _agreed(
+            recipe, torch.device(device), live, count, inputs.reads, compiled=compiled == "blocks"
+        )
     else:
         record = machine.record
         found = machine.machine(recipe.training.precision)
-        # That share the processor; each has its accelerator.
-        here = ranks_on_a_host(count) if device == "cpu" else 1
-        found, share = replace(found, flops=found.flops / here), Share(here, live=False)
+        # That share the memory and the processor; each has its accelerator.
+        here = ranks_on_a_host(count)
+        share = Share(here, live=False)
+        if device == "cpu":
+            found = replace(found, flops=found.flops / here)
         room = Room.of(recipe, found, device, record, share, machine.base)
         room = replace(room, name=room.name.replace("this machine", machine.name))
     predictor = Predictor(device)
@@ -297,7 +307,7 @@ def _device(recipe: Recipe, kept: Sequence[JsonObject]) -> torch.device:
 
 
 def _agreed(
-    recipe: Recipe, device: torch.device, live: Ranks, count: int, reads: Reads
+    recipe: Recipe, device: torch.device, live: Ranks, count: int, reads: Reads, *, compiled: bool
 ) -> tuple[Machine, MachineRecord, Room]:
     """The machine and the room of the slowest rank and the one with the least.
 
@@ -305,10 +315,13 @@ def _agreed(
     this process's.
     """
     machine = shared_machine(device) if live.alone else this_machine(device)
-    record = machine_record(device.type).of_run(
+    known = machine_record(device.type)
+    if recipe.training.compile != "blocks" and not recipe.budget.limits:
+        compiled = compiled and known.compiled_bytes is not None  # it is not measured for this
+    record = known.of_run(
         reads,
         gradients=needs_gradients(recipe),
-        compiled=recipe.training.compile == "blocks" and device.type == "cpu",
+        compiled=compiled and device.type == "cpu",
     )
     planned = live.alone and count > 1
     here = ranks_on_a_host(count)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import Room, choices, first_that_fits
 from modicum.planner.precision import export_rows, settled
-from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.predict import Choice, Prediction, Predictor
 from modicum.planner.profiles import Profile
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
@@ -71,13 +72,14 @@ class Question:
         try:
             recipe, _ = settled(recipe, dtypes)
             export_rows(recipe, dtypes, rounds=self.task.rounds)
-            return self._with_chosen(recipe)
+            return self._with_chosen(recipe, change)
         except InputError:
             return None
 
-    def _with_chosen(self, recipe: Recipe) -> Recipe:
+    def _with_chosen(self, recipe: Recipe, change: Mapping[str, Any]) -> Recipe:
         """A changed recipe with what does not depend on the change."""
-        if recipe.comm != self.recipe.comm:
+        exchanges = any(name.partition(".")[0] == "comm" for name in change)
+        if recipe.comm != self.recipe.comm and not exchanges:
             recipe = recipe.changed(comm=self.recipe.comm)
         if recipe.model.adapter is not None and recipe.adapter is not None:
             begun = {**(self.recipe.adapter or {}), **recipe.adapter}
@@ -104,13 +106,23 @@ class Question:
         """The same, of recipes that arithmetic knows; the others are refused."""
         return replace(self, predictor=self.predictor.without_traces())
 
+    def choices(
+        self,
+        recipe: Recipe,
+        ranks: int | None = None,
+        kept: Mapping[str, JsonObject] | None = None,
+    ) -> Iterator[Choice]:
+        """Every choice that a recipe of this model leaves open; arguments as `choose.choices`."""
+        check = functools.partial(self.task.check_layout, recipe, self.inputs)
+        return choices(recipe, self.device, ranks or self.ranks, kept, check)
+
     def fitting(self, recipe: Recipe) -> Prediction | None:
         """The prediction of the plan that a changed recipe would get; None: it does not fit.
 
         Raises:
             InputError: its parts do not go together, or not with the model.
         """
-        open_ones = choices(recipe, self.device, self.ranks)
+        open_ones = self.choices(recipe)
         return first_that_fits(open_ones, recipe, self.config(recipe), self.predictor, self.room)
 
     def frugal(self, recipe: Recipe, ranks: int | None = None) -> Prediction:
@@ -120,7 +132,7 @@ class Question:
             InputError: as `fitting`.
         """
         config = self.config(recipe)
-        offered = list(choices(recipe, self.device, ranks or self.ranks))
+        offered = list(self.choices(recipe, ranks))
         copies = min(choice.asynchronous for choice in offered)
         offered = [choice for choice in offered if choice.asynchronous == copies]
         if len(config.block_prefixes()) > 2 and any(choice.recompute for choice in offered):

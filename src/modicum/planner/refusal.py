@@ -34,8 +34,9 @@ def does_not_fit(asked: Question) -> DoesNotFit:
     few = ranks > 1 or len(changes) < MOST_SHOWN
     if few and (more := more_ranks(asked)) is not None:
         count, each = more
+        all_of_it = "" if recipe.parallel.shard is None else " --set parallel.shard=null"
         changes.append(
-            f"{count} ranks on more machines, with --set parallel.strategy=fsdp "
+            f"{count} ranks on more machines, with --set parallel.strategy=fsdp{all_of_it} "
             f"(needs {format_bytes(each - uncounted)} for each)"
         )
     what = "the process" if room.device == "cpu" else "its tensors"

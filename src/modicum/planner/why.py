@@ -16,9 +16,9 @@ from modicum.planner.choose import (
     MICRO,
     RECOMPUTE,
     STRATEGY,
-    choices,
     strategy_of,
 )
+from modicum.planner.earlier_adapter import START
 from modicum.planner.length import STEPS, WARMUP_STEPS
 from modicum.planner.plan import Plan
 from modicum.planner.precision import EXPORT, FORM, PRECISION
@@ -62,6 +62,12 @@ def why(asked: Question, made: Plan, field: str, written: str | None = None) -> 
             row["candidates"] = candidates(asked, made)
         return row | note
     row = {"field": field, "value": known[field]}
+    begun = known if asked.written is None else fields_of(asked.written)
+    if field not in made.derived and known[field] != begun.get(field):
+        section = field.partition(".")[0]
+        cause = rows.get(START if section == "adapter" else section)
+        why = "it follows from what the recipe leaves open" if cause is None else cause["why"]
+        return row | {"by": "the planner", "why": why} | note
     if (source := made.derived.get(field)) is not None:
         value = {STEPS: made.length.steps, WARMUP_STEPS: made.length.warmup}[field]
         return row | {"by": "you", "value": value, "why": _said(source.why, written)} | note
@@ -93,7 +99,7 @@ def candidates(asked: Question, made: Plan) -> list[JsonObject]:
     """
     rows, taken = [], made.prediction.choice
     flops = max(made.prediction.flops, 1)
-    for choice in choices(asked.recipe, asked.device, asked.ranks):
+    for choice in asked.choices(asked.recipe):
         found = asked.predictor(asked.recipe, asked.inputs.config, choice)
         rows.append(
             {

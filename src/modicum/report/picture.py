@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from modicum.core.errors import InputError
@@ -66,7 +67,8 @@ def check(file: Path) -> None:
     """Refuse a file of another kind, before anything is computed.
 
     Raises:
-        InputError: its ending is not one of `SUFFIXES`, or its folder is not there.
+        InputError: its ending is not one of `SUFFIXES`, its folder is not there, or nothing here
+            draws.
     """
     if file.suffix.lower() not in SUFFIXES:
         allowed = f"a name that ends in {', '.join(SUFFIXES)}"
@@ -75,6 +77,8 @@ def check(file: Path) -> None:
         )
     if not file.parent.is_dir():
         raise InputError("the folder is not there", field="--picture", value=str(file.parent))
+    if find_spec("matplotlib") is None:  # to import it would count in the plan's process
+        library("matplotlib", "picture", "a picture")
 
 
 def _tensor_budget(row: JsonObject) -> float | None:

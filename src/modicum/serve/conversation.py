@@ -20,7 +20,7 @@ from modicum.data.tokenizer import Tokenizer
 from modicum.models import huggingface
 from modicum.models.decoders import Decoder, config_of
 from modicum.models.generate import generate
-from modicum.models.transformers.trusted import named_files, trust
+from modicum.models.transformers.trusted import has_own_code, trust
 from modicum.recipe import Recipe
 from modicum.recipe_yaml import load as load_recipe
 from modicum.serve.text_stream import TextStream
@@ -239,10 +239,13 @@ def check_base(file: Path, base: Path) -> None:
 
 
 def trust_base(base: Path, recipe: Path) -> None:
-    """Run the code of a base's folder, which may have none where a recipe's plugins are meant."""
+    """Run the code of a base's folder; where a recipe's plugins are meant, it may have none.
+
+    Nor has one that still names code though transformers itself has such a model by now.
+    """
     inner = huggingface.resolve(base)
     plugins = load_recipe(recipe).plugins if recipe.is_file() else ()
-    if not plugins or named_files(json_object(inner / huggingface.CONFIG)):
+    if not plugins or has_own_code(json_object(inner / huggingface.CONFIG)):
         trust(inner)
 
 

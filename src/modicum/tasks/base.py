@@ -25,6 +25,7 @@ from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
 from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
+from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.rows import AnyBatch, Rows
 from modicum.data.sampler import Sampler
@@ -172,6 +173,13 @@ class Task(ABC, Generic[M, B, I]):
         Empty where nothing is; such a task goes by `training.steps` alone.
         """
         return {}
+
+    def check_layout(self, recipe: Recipe, inputs: I, layout: Layout) -> None:
+        """Raise an InputError where the model does not run on ranks that share weights so."""
+
+    def why_eager(self, recipe: Recipe, inputs: I) -> str | None:
+        """Why blocks are not compiled where the recipe leaves it open; None: they may be."""
+        return None
 
     def uncompressed(self, config: Any, inputs: I) -> Any:
         """The shape of the model before it was compressed."""

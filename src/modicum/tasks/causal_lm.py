@@ -22,6 +22,7 @@ from modicum.core.layers.saved_tensors import Shares
 from modicum.core.layers.small_forms import small_forms_of
 from modicum.core.progress import StageProgress
 from modicum.core.random import derive_seed
+from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.rows import Rows
@@ -73,6 +74,14 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
     def survey(self, recipe: Recipe, inputs: TextInputs) -> Mapping[str, Any]:
         """Rows, tokens and too long examples: of all data where that is little, else about."""
         return text.surveyed(recipe, inputs)
+
+    def check_layout(self, recipe: Recipe, inputs: TextInputs, layout: Layout) -> None:
+        """Refuse sharded weights where documents are computed one at a time."""
+        text.check_layout(recipe, inputs.config, layout)
+
+    def why_eager(self, recipe: Recipe, inputs: TextInputs) -> str | None:
+        """Why blocks are not compiled: documents of any length are computed one at a time."""
+        return text.why_eager(recipe, inputs.config)
 
     def uncompressed(self, config: DecoderConfig, inputs: TextInputs) -> DecoderConfig:
         """The decoder with its layers as the folder holds them."""
@@ -300,7 +309,8 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Write a Hugging Face folder; of other forms the dense weights, where there are any."""
-        saving.save(model, folder, files=data.files, write=write, dtype=dtype)
+        end = _text(data).tokenizer.eos_id
+        saving.save(model, folder, files=data.files, write=write, dtype=dtype, end=end)
 
     def export_small(
         self,
@@ -319,7 +329,8 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         forms = forms_of(model) if every else small_forms_of(model)
         small = forms != undense(forms_of(model))
         if small:
-            saving.save(model, folder, files=data.files, write=write, forms=forms, dtype=dtype)
+            how: Any = {"write": write, "dtype": dtype, "end": _text(data).tokenizer.eos_id}
+            saving.save(model, folder, files=data.files, forms=forms, **how)
         return small
 
 

@@ -13,6 +13,7 @@ from modicum.core.layers.form_plan import FormPlan
 from modicum.core.layers.meta import on_meta
 from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
+from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import Batch
 from modicum.data.parts import PARTS, TEST, TRAIN, VALIDATION
@@ -163,15 +164,39 @@ def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
         config.check()
     except InputError as error:
         raise error.located(field="model.path") from None
-    if recipe.training.compile == "blocks" and not config.packs and recipe.data.boundaries:
+    if recipe.training.compile == "blocks" and (why := why_eager(recipe, config)) is not None:
         raise InputError(
-            f"a model of the type {config.model_type} computes documents of a row one at a time, "
-            "each length of which would be compiled anew; set this to none, or data.boundaries to "
-            "false",
+            f"{why}; set this to none, or data.boundaries to false",
             field="training.compile",
             value="blocks",
             allowed="none",
         )
+
+
+def why_eager(recipe: Recipe, config: DecoderConfig) -> str | None:
+    """Why blocks of this model are not compiled; None: they may be."""
+    if isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries:
+        return None
+    return (
+        f"a model of the type {config.model_type} computes documents of a row one at a time, each "
+        "length of which would be compiled anew"
+    )
+
+
+def check_layout(recipe: Recipe, config: DecoderConfig, layout: Layout) -> None:
+    """Refuse sharded weights for a model that computes documents of a row one at a time.
+
+    Raises:
+        InputError: ranks would wait for each other with different numbers of documents.
+    """
+    if layout.shards == 1 or layout.copies or packs(config) or not recipe.data.boundaries:
+        return
+    raise InputError(
+        f"{_ALONE}, which sharded weights do not go with; set this to false, or parallel.strategy "
+        "to ddp or zero",
+        field="data.boundaries",
+        value=True,
+    )
 
 
 def _inspect(source: Source, field: str) -> None:

@@ -55,13 +55,25 @@ def with_compile_decided(plan: Plan, data: Data[Any], ranks: Ranks) -> tuple[Pla
         seconds=plan.seconds,
         ranks=ranks,
     )
-    return plan.chosen(COMPILE, decision.value, decision.why), decision
+    return _counted(plan.chosen(COMPILE, decision.value, decision.why), ranks), decision
+
+
+def _counted(plan: Plan, ranks: Ranks) -> Plan:
+    """The plan with what the compiler holds, where blocks are compiled; without it, where not."""
+    counted = plan.recipe.training.compile == "blocks"
+    if plan.device != "cpu" or is_compiled(plan) == counted:
+        return plan
+    # Which is not measured for this alone.
+    more = int(ranks.broadcast(machine_record().compiled_bytes or 0))
+    return replace(plan, process_base=plan.process_base + (-more if counted else more))
 
 
 def _opposed(plan: Plan) -> str | None:
     """Why a run that may compile or not does not try: a method, or a budget, is against it."""
     if (refusal := refused(plan.recipe, ["run_compiles"])) is not None:
         return refusal.problem
+    if (why := plan.task.why_eager(plan.recipe, plan.inputs)) is not None:
+        return why
     held, budget = plan.process_bytes, plan.recipe.budget.memory
     if held is None or budget is None or plan.seconds < WORTH_A_TRIAL_SECONDS:
         return None

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import transformers
 from decoders import config_json
 from torch import nn
+from torch.nn.utils import parametrizations
+from transformers.models.dbrx.modeling_dbrx import DbrxExpertGLU
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
 from modicum.adapters import LoRA
 from modicum.compress import FWSVD
 from modicum.core.contracts.method import Context
 from modicum.core.errors import InputError
 from modicum.core.layers.left_out import what_is_left_out, what_stays
-from modicum.core.layers.loose_matrices import EXPERTS, MATRIX, STACKED, stacked_experts
+from modicum.core.layers.loose_matrices import (
+    EXPERTS,
+    MATRIX,
+    STACKED,
+    loose_matrices,
+    stacked_experts,
+)
 from modicum.linears import NF4, Dense, NF4Linear
 
 STACKS = [
@@ -41,6 +51,27 @@ def test_experts_are_stacked_in_parameters_of_three_dimensions() -> None:
     model = mixtral()
     assert sorted(stacked_experts(model)) == sorted(STACKS)
     assert {model.get_parameter(name).ndim for name in STACKS} == {3}
+
+
+def test_rows_of_all_experts_are_experts_and_biases_are_no_matrices() -> None:
+    sizes = SimpleNamespace(
+        hidden_size=6, ffn_hidden_size=4, intermediate_size=4, moe_num_experts=3,
+        num_local_experts=3, num_experts_per_tok=1, ffn_act_fn={}, swiglu_alpha=1.0,
+        swiglu_limit=7.0,
+    )  # fmt: skip
+    layers = {"rows": DbrxExpertGLU(sizes), "stacked": GptOssExperts(sizes)}
+    model = nn.ModuleDict(layers | {"router": GptOssTopKRouter(sizes)})
+    experts = {"rows.w1", "rows.v1", "rows.w2", "stacked.gate_up_proj", "stacked.down_proj"}
+    expected = dict.fromkeys(experts, EXPERTS) | {"router.weight": MATRIX}
+    assert loose_matrices(model, lambda path, module: False) == expected
+    assert set(stacked_experts(model)) == experts
+
+
+def test_a_parametrized_layer_is_listed_once_and_a_convolution_not_at_all() -> None:
+    made = [nn.Linear(4, 4), nn.Conv1d(4, 4, 3)]
+    model = nn.Sequential(*(parametrizations.weight_norm(layer) for layer in made))
+    assert NF4().left_out(model) == {"0": "it is parametrized"}
+    assert NF4(exclude=("0",)).left_out(model) == {}
 
 
 def test_an_adapter_freezes_experts_and_lists_them() -> None:
@@ -78,6 +109,15 @@ def test_what_is_excluded_is_not_listed() -> None:
     model = mixtral()
     assert NF4(exclude=("experts", "*.gate.weight")).left_out(model) == {}
     assert NF4(exclude=("mlp.experts",)).left_out(model) == dict.fromkeys(ROUTERS, MATRIX)
+
+
+def test_what_an_adapter_has_copies_of_is_not_listed() -> None:
+    gates = dict.fromkeys(ROUTERS, MATRIX)
+    with pytest.warns(UserWarning, match=r"leaves out model\.layers\.\*\.mlp\.gate\.weight"):
+        experts = LoRA(rank=2, also=("experts",)).attach(mixtral())
+    assert experts.left_out == gates
+    every = LoRA(rank=2, also=("mlp",)).attach(mixtral())  # any warning would fail the test
+    assert every.left_out == {}
 
 
 def test_a_pattern_of_layers_that_matches_experts_lists_them() -> None:
@@ -139,5 +179,7 @@ def test_a_sentence_names_alike_names_once() -> None:
         f"left out: model.layers.*.mlp.gate.weight ({MATRIX})"
     )
     assert what_stays({STACKS[0]: EXPERTS}).startswith("experts of 1 layer stay as they are")
+    mixers = [f"layers.{block}.{mixer}.up" for block in (0, 1) for mixer in ("attention", "mlp")]
+    assert what_stays(dict.fromkeys(mixers, EXPERTS)).startswith("experts of 2 layers stay")
     many = {f"{letter}.weight": MATRIX for letter in "abcdefg"}
     assert what_stays(many).endswith(", and 2 more kinds")

@@ -79,6 +79,17 @@ def test_half_precision_is_rounded_once() -> None:
     assert float(sum_in_order(rows)) == 258.0  # 256 + 1 alone would be 256
 
 
+def timeouts(ranks: Ranks) -> list[float]:
+    cpu = torch.device("cpu")
+    groups = [dist.distributed_c10d._get_default_group(), Collectives(ranks)._group]
+    return [group._get_backend(cpu).options._timeout.total_seconds() for group in groups]
+
+
+@pytest.mark.ranks
+def test_its_calls_may_take_as_long_as_those_of_the_script(pool: Pool) -> None:
+    assert pool.run(timeouts) == [[300.0, 300.0]] * 2  # as `pool` has made the group
+
+
 def totals(ranks: Ranks) -> float:
     engine = Collectives(ranks)
     return float(engine.total(torch.tensor(0.1 * (ranks.rank + 1), dtype=torch.float64)))

@@ -10,8 +10,9 @@ from low_rank_loops import among_idle, exchanged
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from modicum.comm import ACPSGD, PowerSGD
+from modicum.comm import ACPSGD, DenseSums, PowerSGD
 from modicum.comm.base import MatrixMethod
+from modicum.core.errors import InputError
 from modicum.core.ranks import matrix_exchange
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import MatrixExchange, Parts
@@ -82,3 +83,16 @@ def test_of_low_rank_sums_factors_alone_stay(method: str, buffers: list[StorageW
     assert len(living) == (1 if exchange.sums_twice else 0)
     exchange.forget("weight")
     assert all(buffer.expired() for buffer in buffers)
+
+
+@pytest.mark.parametrize("method", [*METHODS.values(), DenseSums(dtype="bf16")])
+def test_of_complex_gradients_no_imaginary_part_is_lost(method: MatrixMethod) -> None:
+    own = {"bias": torch.ones(12), "weight": torch.full((12, 10), 1 + 2j)}
+    exchange = method.bind(ExchangeContext(Ranks(0, 2)))
+    with pytest.raises(InputError, match=r"weight: complex parameters .*view_as_real"):
+        exchange.begin(own, own)  # before anything is sent
+    for taken in (method.bind(ExchangeContext()), DenseSums().bind(exchange.context)):
+        taken.check(own.items())  # one rank alone sends nothing; and 32 bits are as they are
+    total = MatrixExchange().begin(own, own).land()["weight"]
+    assert total is not None
+    assert torch.equal(total.full(), own["weight"])

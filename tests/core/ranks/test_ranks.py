@@ -143,6 +143,19 @@ def test_rank_0_works_before_the_others(pool: Pool, tmp_path: Path, size: int) -
         assert sorted(order) == [str(rank) for rank in range(size)]
 
 
+def join_and_write(ranks: Ranks, path: str) -> None:
+    for _ in range(2):
+        with joined() as found:  # another object for the same group
+            write_in_turns(found, path, 1)
+
+
+@pytest.mark.ranks
+def test_rank_0_works_first_whenever_the_group_is_joined(pool: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "order.txt"
+    pool.run(join_and_write, str(path))
+    assert path.read_text(encoding="utf-8").splitlines() == ["0 0", "0 1"] * 2
+
+
 def be_asked_while_waiting(ranks: Ranks, path: str) -> str:
     def work() -> str:
         while ranks.first and not Path(path).exists():

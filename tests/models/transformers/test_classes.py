@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from classifiers import base_folder
 
 from modicum.core.errors import InputError
@@ -53,6 +54,39 @@ def test_the_heads_are_found_and_begin_anew(name: str, tmp_path: Path) -> None:
         for path, module in model.named_modules()
         if path.startswith(head) and next(module.parameters(recurse=False), None) is not None
     }
+
+
+@pytest.mark.parametrize("named", ["bfloat16", "float32"])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_a_classifier_is_in_the_dtype_that_is_asked_for(
+    named: str, wanted: torch.dtype, tmp_path: Path
+) -> None:
+    folder = base_folder(tmp_path / "base", "qwen3")
+    file = folder / "config.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"dtype": named, "torch_dtype": named}))
+    config = classifier_config(folder, NAMES, 0)
+    assert config.packing in ("mask", "none")  # padding was tried, and changes nothing
+    with on_meta(wanted):
+        model = build(config)
+    assert {each.dtype for each in model.parameters()} == {wanted}
+
+
+def test_what_a_masked_model_has_below_its_vocabulary_is_taken_over(tmp_path: Path) -> None:
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 40, "pad_token_id": 0,
+        "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3,
+    }  # fmt: skip
+    known = transformers.AutoConfig.for_model("modernbert", **sizes)
+    masked = transformers.AutoModelForMaskedLM.from_config(known)
+    masked.save_pretrained(tmp_path)
+    config = classifier_config(tmp_path, NAMES, 0)
+    header, new = classifier_header(tmp_path, config, keep_head=False)
+    assert set(new) == {"classifier.weight", "classifier.bias"}
+    assert "head.dense.weight" in header.tensors
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(theirs.head.dense.weight, masked.head.dense.weight)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])

@@ -23,6 +23,7 @@ def merge(
     """
     from modicum.cli.exporting import fold
     from modicum.core.layers.full_model import full_model_of
+    from modicum.data.tokenizer import Tokenizer
     from modicum.data.tokenizer_files import exported_files
     from modicum.models import saving
     from modicum.serve import load_adapted
@@ -32,7 +33,9 @@ def merge(
         raise InputError("there is something already; give --out a new folder", file=out)
     model, adapter = load_adapted(run, trust_remote_code=trust_remote_code)
     fold(model, adapter)
-    files = exported_files(run / "tokenizer")
-    print(saving.save(model, out, files=files))
+    kept = run / "tokenizer"
+    writes = getattr(model, "trained_heads", None) is None  # text; a classifier has no end
+    end = Tokenizer.load(kept).eos_id if writes else None
+    print(saving.save(model, out, files=exported_files(kept), end=end))
     if (full := full_model_of(model)) is not None:
         full.write(out)

@@ -181,7 +181,7 @@ class Strategy:
         with self.ranks.clock(WIRE), peer_errors():
             for tensor in [*trained, *model.buffers()]:
                 if not is_sharded(tensor):
-                    dist.broadcast(tensor.detach(), 0)
+                    _broadcast(tensor.detach())
 
     @torch.no_grad()
     def share_frozen(self, model: nn.Module) -> None:
@@ -206,8 +206,20 @@ class Strategy:
         same_terms(self.ranks, "frozen model", shape_terms(frozen.items()))
         with self.ranks.clock(WIRE), peer_errors():
             for parameter in frozen.values():
-                if parameter.numel():
-                    sent = parameter.detach().contiguous()
-                    dist.broadcast(sent, 0)
-                    if not parameter.is_contiguous():  # else it is the same memory
-                        parameter.copy_(sent)
+                _broadcast(parameter.detach())
+
+
+def _broadcast(tensor: Tensor) -> None:
+    """Give every rank rank 0's values of a tensor, whatever its dtype and strides.
+
+    gloo sends as many elements as there are from the first one's memory on, of the dtypes it knows.
+    """
+    if not tensor.numel():
+        return
+    for dimension, stride in enumerate(tensor.stride()):
+        if not stride:  # the same memory again and again, as `expand` gives it
+            tensor = tensor.narrow(dimension, 0, 1)
+    sent = tensor.contiguous()
+    dist.broadcast(sent.reshape(-1).view(torch.uint8), 0)
+    if not tensor.is_contiguous():  # else it is the same memory
+        tensor.copy_(sent)

@@ -82,13 +82,19 @@ def what_stays(left: Mapping[str, str]) -> str:
     others = {name: why for name, why in left.items() if name not in experts}
     said = []
     if experts:
-        count = len({name.rpartition(".")[0] for name in experts})
+        count = len({_block(name) for name in experts})
         stay = f"experts of {count} layers stay" if count > 1 else "experts of 1 layer stay"
         why = "as no form here can hold stacked matrices"
         said.append(f"{stay} as they are, {why}: {', '.join(_alike(experts))}")
     if others:
         said.append(f"left out: {_listed(others)}")
     return "; ".join(said)
+
+
+def _block(name: str) -> str:
+    """The block of the model that a parameter is in: up to the first number, else its module."""
+    number = _NUMBER.search(name)
+    return name[: number.end()] if number else name.rpartition(".")[0]
 
 
 def _alike(left: Mapping[str, str]) -> dict[str, str]:

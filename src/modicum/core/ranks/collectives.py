@@ -28,7 +28,7 @@ from modicum.core.ranks.observed_calls import AGREEMENT, CallNote, named, observ
 from modicum.core.ranks.pretended_link import Link, pretended
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.row_sums import RowSum, sum_in_order
-from modicum.core.torch_private import allocations_noted
+from modicum.core.torch_private import allocations_noted, call_timeout
 
 # Newer versions of PyTorch warn of the older names.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -95,7 +95,7 @@ class Collectives:
         self._queue = CallQueue(self.link, in_flight, ranks.clock)
         if not ranks.alone:
             with peer_errors():
-                self._group = dist.new_group() if group is None else group
+                self._group = dist.new_group(timeout=call_timeout()) if group is None else group
             self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._receipts, self._is_all = ranks.receipts, self.size == ranks.size
         self._numbers = [0] if ranks.alone else dist.get_process_group_ranks(self._group)

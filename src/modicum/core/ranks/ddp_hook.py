@@ -35,7 +35,7 @@ class DDPHook:
 
     Raises:
         InputError: the model is not in DistributedDataParallel, or that is over some of the ranks,
-            or the exchange has ranks of another number.
+            or the exchange has ranks of another number, or does not take a parameter.
 
     >>> from modicum.comm import PowerSGD
     >>> from modicum.core.ranks.ranks import joined
@@ -78,6 +78,7 @@ class DDPHook:
             parameter.register_hook(partial(_note_used, self._used, name))
         self._waiting: list[tuple[PendingSums, Any, BucketAnswer]] = []
         self._to_commit = False
+        exchange.check(trainable(model.module))
         exchange.connect()
         model.register_comm_hook(None, self._hook())
 

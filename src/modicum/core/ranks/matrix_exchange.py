@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from modicum.core.contracts.state import View
 from modicum.core.ranks.agreement import same_terms
 from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.exchange import SHARD, ExchangeContext, terms_of
+from modicum.core.ranks.exchange import SHARD, ExchangeContext, refuse_complex, terms_of
 from modicum.core.ranks.layout import REPLICATE
 from modicum.core.ranks.observed_calls import label_of
 
@@ -261,16 +261,29 @@ class MatrixExchange:
         """
         _ = self.wire
 
+    def check(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Make sure that gradients of these parameters can be summed; `begin` does so too.
+
+        Raises:
+            InputError: one is complex, and sent as other numbers than it is.
+        """
+        if self.message_dtype is not None or (self.stateful and self.peers > 1):
+            refuse_complex(named)
+
     # An update
 
     def begin(self, gradients: Mapping[str, Tensor], used: Collection[str]) -> PendingSums:
         """Begin to sum a bucket.
 
         Args:
-            gradients: by name, of any float dtype; zeros where this rank has none. They may be used
-                again when this returns.
+            gradients: by name, of any float dtype, and of a complex one where `check` takes it;
+                zeros where this rank has none. They may be used again when this returns.
             used: the names of those that this rank has.
+
+        Raises:
+            InputError: as `check`.
         """
+        self.check(gradients.items())
         messages = [self.encode(name, gradient) for name, gradient in gradients.items()]
         flags = messages[0].new_tensor([float(name in used) for name in gradients])
         parts = Parts([*(message.shape for message in messages), flags.shape])

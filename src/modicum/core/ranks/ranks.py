@@ -77,7 +77,6 @@ class Ranks:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    _turn: int = field(default=0, repr=False)
     clock: Clock = field(default_factory=Clock, repr=False, compare=False)
     receipts: Receipts = field(init=False, repr=False, compare=False)
 
@@ -207,9 +206,10 @@ class Ranks:
         """
         if self.alone:
             return work()
-        self._turn += 1
-        key = f"modicum/turn/{self._turn}"
         store = default_store()
+        with peer_errors():  # counted there, as a group may see more than one `Ranks`
+            turn = store.add(f"modicum/turns of {self.rank}", 1)
+        key = f"modicum/turn/{turn}"
         if self.first:
             result = work()
             with peer_errors():

@@ -29,7 +29,7 @@ from modicum.models.transformers.private import begin_module
 from modicum.models.transformers.shown import TOKENS, same, small_model
 
 _LENGTHS = (9, 5)  # of the rows on which masks are tried
-_HEADS = "ForSequenceClassification"
+_HEADS, _MASKED = "ForSequenceClassification", "ForMaskedLM"
 
 
 def check_kind(folder: Path) -> None:
@@ -154,18 +154,26 @@ def longest(config: TransformersConfig) -> int:
 
 @dataclass(frozen=True)
 class _Heads:
-    """What stands on the blocks, by the names of a classifier's modules."""
+    """What stands on the blocks, by the names of a classifier's modules.
+
+    Args:
+        kept: whether the folder's own is for the classes that are asked for.
+        masked: whether it fills in masks: what of it is called as a part of the classifier is
+            taken over, as transformers does (ModernBERT's `head`).
+    """
 
     names: tuple[str, ...]
     base: str
     parts: frozenset[str]
     kept: bool
+    masked: bool
 
     def begins(self, name: str) -> bool:
         return name.startswith(tuple(f"{each}." for each in self.names))
 
     def replaced(self, name: str) -> bool:
-        return not self.kept and self.begins(name) and not name.startswith(f"{self.base}.")
+        anew = not self.kept and not self.masked
+        return anew and self.begins(name) and not name.startswith(f"{self.base}.")
 
     def may_be_left(self, name: str) -> bool:
         inner = name.removeprefix(f"{self.base}.")
@@ -192,7 +200,9 @@ def classifier_header(
         return ModelHeader(folder, config, {}), ()
     base = model.base_model_prefix
     parts = frozenset(name for name, _ in getattr(model, base).named_children())
-    heads = _Heads(model.trained_heads, base, parts, keep_head)
+    own = [str(name) for name in _raw(folder).get("architectures") or []]
+    masked = bool(own) and all(name.endswith(_MASKED) for name in own)
+    heads = _Heads(model.trained_heads, base, parts, keep_head, masked)
     found = placed(model, find_tensors(folder), folder, heads)
     header = ModelHeader(folder, config, found, exact=exact_tensors(model))
     return header, tuple(n for n in every if n not in found)

@@ -97,13 +97,27 @@ def _other_kind(known: Any, head: HeadKind) -> str | None:
         return "this is an encoder–decoder, and only encoders and decoders of text are trained yet"
     if type(known) in image_classifiers():
         return "this model reads images, and of transformers only models of text are trained yet"
-    causal = getattr(known, "is_decoder", False) or getattr(known, "causal", False)
-    if head == "tokens" and type(known) in encoders() and not causal:
+    if head == "tokens" and _encodes(known):
         return (
             "this is an encoder, which writes no text; `task: {method: text_classes}` trains it to "
             "tell texts apart, and one that is a decoder has is_decoder: true in its config.json"
         )
     return None
+
+
+def is_encoder(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model of text that writes none, such as BERT.
+
+    Raises:
+        InputError: as `described`.
+    """
+    return _encodes(described(raw))
+
+
+def _encodes(known: Any) -> bool:
+    causal = getattr(known, "is_decoder", False) or getattr(known, "causal", False)
+    both = getattr(known, "is_encoder_decoder", False)
+    return type(known) in encoders() and not causal and not both
 
 
 def _transformers(kind: object) -> Any:

@@ -250,7 +250,10 @@ def build(config: TransformersShape) -> Any:
     own = architecture(config.raw, config.head)
     ours = TransformersDecoder if config.head == "tokens" else TransformersClassifier
     try:
-        model: TransformersModel = _with_ours(own, ours)(described(config.raw))
+        known = described(config.raw)
+        # Some classifiers make what is below their head in the dtype that config.json names.
+        known.dtype = torch.get_default_dtype()
+        model: TransformersModel = _with_ours(own, ours)(known)
     except InputError:
         raise
     except Exception as error:  # whatever a model's own code says of its configuration

@@ -61,6 +61,12 @@ def named_files(raw: Mapping[str, Any]) -> list[str]:
     return sorted({f"{each.rpartition('.')[0]}.py" for each in plain})
 
 
+def has_own_code(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json names code of a model that transformers itself does not have."""
+    kind = _kind(raw)
+    return bool(named_files(raw)) and (kind in _running or kind not in known_types())
+
+
 def trust(folder: str | Path) -> ModelCode:
     """Run the code of a model's folder, so that its model can be built; with a warning.
 

@@ -20,7 +20,7 @@ ANSWERS = (
     *("summary", "label_text"),
 )
 TEXTS = ("text", "content", "document", "body", "code", "article", "story", "sentence", "passage")
-_LOOKED_AT = 50  # rows
+LOOKED_AT = 50  # rows
 _LEAST = 20  # characters, of a column that is taken for text
 
 
@@ -50,17 +50,25 @@ def columns_of(source: Source) -> FoundColumns | None:
     Raises:
         InputError: no column holds text, or the rows cannot be read.
     """
-    kinds = ((file.path, file.row_kind) for file in source.files)
-    path, kind = next(((path, kind) for path, kind in kinds if kind is not None), (None, None))
-    if path is None or kind is None:
-        return None
-    rows = [row.columns for row in islice(rows_of(path, kind), _LOOKED_AT)]
+    rows = first_rows(source)
     if not rows:
-        return None  # an empty file, which is refused when its text is read
+        return None  # text, or an empty file, which is refused when its text is read
     known = format_of(rows[0])
     if known != "text":
         return FoundColumns(known)
     return _text_columns(rows, source)
+
+
+def first_rows(source: Source) -> list[Mapping[str, Any]]:
+    """The columns of the first rows of a source's first file that has any; none of text files.
+
+    Raises:
+        InputError: the rows cannot be read.
+    """
+    for file in source.files:
+        if file.row_kind is not None:
+            return [row.columns for row in islice(rows_of(file.path, file.row_kind), LOOKED_AT)]
+    return []
 
 
 def _text_columns(rows: Sequence[Mapping[str, Any]], source: Source) -> FoundColumns:

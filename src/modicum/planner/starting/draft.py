@@ -43,7 +43,9 @@ class OpenQuestion:
         Raises:
             InputError: it is none of the choices, or nothing that the field allows.
         """
-        if self.choices and answer not in self.choices:
+        if answer in self.choices:
+            return answer
+        if self.choices:
             raise InputError(
                 "is none of the answers",
                 field=self.field,
@@ -52,6 +54,8 @@ class OpenQuestion:
                 candidates=self.choices,
             )
         values: dict[str, Any] = {}
+        if self.field.startswith("task."):  # whose fields are checked with its name
+            values["task"] = {"method": "text_classes"}
         assign(values, self.field, answer)
         Recipe(**values)
         return answer
@@ -100,6 +104,10 @@ class Draft:
             question.check(answer)
             why = "as answered"
         return self.set(question.field, answer, why)
+
+    def has(self, name: str) -> bool:
+        """Whether a field was set, or is asked for."""
+        return name in self.settings or name in self.asked
 
     def take_asked(self) -> None:
         """Add what is asked for and was not come by."""

@@ -98,7 +98,7 @@ def _guessed(
     return Tokenizer.train(iter(some), vocabulary_size, template=template)
 
 
-def row_length(lengths: Lengths, context: int | None) -> tuple[int, str]:
+def row_length(lengths: Lengths, context: int | None, unit: str = "documents") -> tuple[int, str]:
     """Tokens in a row of examples, and why.
 
     >>> row_length(Lengths((20, 30, 130), 3, True), 2048)
@@ -106,10 +106,10 @@ def row_length(lengths: Lengths, context: int | None) -> tuple[int, str]:
     """
     wanted, longest = lengths.quantile(HELD), lengths.tokens[-1]
     length = max(LEAST, -(-wanted // STEP) * STEP)
-    why = f"99 % of the documents have at most {wanted:,} tokens, the longest {longest:,}"
+    why = f"99 % of the {unit} have at most {wanted:,} tokens, the longest {longest:,}"
     if context is not None and length > context:
         longer = lengths.longer(context)
-        return context, f"the model's context; {longer:.1%} of the documents are longer"
+        return context, f"the model's context; {longer:.1%} of the {unit} are longer"
     return length, why
 
 

@@ -7,6 +7,7 @@ where it ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from modicum.data.parts import Draw
 
@@ -19,6 +20,9 @@ _FULL = ((1e9, 1e-4), (5e9, 5e-5), (10e9, 2e-5), (math.inf, 1e-5))
 # An adapter takes about ten times the rate of full training (QLoRA, arXiv 2305.14314, table 9:
 # 2e-4 at 7 B and 13 B, 1e-4 above; "LoRA Without Regret", Thinking Machines 2025: the factor).
 _ADAPTER = ((1e9, 1e-3), (5e9, 5e-4), (20e9, 2e-4), (math.inf, 1e-4))
+# A classifier of texts: MiniLM's 2e-4 (docs/how-to/classify-texts.md), then BERT's 5e-5 and 2e-5
+# (arXiv 1810.04805, A.3: the best of 5e-5, 3e-5, 2e-5), then as above; an adapter ten times that.
+_CLASSES = ((5e7, 2e-4), (2e8, 5e-5), (1e9, 2e-5), (math.inf, 1e-5))
 MOST_SEQUENCES = 16  # in an update, as in QLoRA's runs of 7 B and 13 B
 _MANY_ROWS = 60_000  # Alpaca's 52,000 rows were gone through three times
 _PASSES = 4  # over short text: as good as new text, by Muennighoff et al., arXiv 2305.16264
@@ -35,6 +39,25 @@ def learning_rate(parameters: int, *, new: bool, adapter: str | None) -> Reasone
     if adapter is None:
         return rate, f"all of {size} parameters: Alpaca's 2e-5 at 7 B, more for smaller models"
     return rate, f"an adapter on {size} parameters: QLoRA's 2e-4 at 7 B, more for smaller models"
+
+
+def class_rate(parameters: int, adapter: str | None) -> Reasoned:
+    """The peak of the schedule for a classifier of texts, by what is trained and its size.
+
+    >>> class_rate(110_000_000, None)[0], class_rate(110_000_000, "lora")[0]
+    (5e-05, 0.0005)
+    """
+    rate = next(rate for below, rate in _CLASSES if parameters < below)
+    size = f"{parameters / 1e9:.2g} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"
+    bert = "BERT's 2e-5 to 5e-5, more for smaller models"
+    if adapter is None:
+        return rate, f"all of {size} parameters: {bert}"
+    return float(f"{10 * rate:.1g}"), f"an adapter on {size} parameters: ten times {bert}"
+
+
+def class_epochs() -> tuple[int, str]:
+    """How often labelled texts are gone through."""
+    return 3, "BERT took 2 to 4, of few rows and of many; watch the validation accuracy"
 
 
 def batch_size(rows: int) -> tuple[int, str]:
@@ -69,9 +92,9 @@ def steps(rows: int, batch: int) -> tuple[int, str]:
     return passes * once, f"{passes} times through the text: there is little of it"
 
 
-def warmup_steps(updates: int, new: bool) -> tuple[int, str]:
-    """Updates over which the learning rate rises."""
-    part = 0.05 if new else 0.03
+def warmup_steps(updates: int, new: bool, *, head: bool = False) -> tuple[int, str]:
+    """Updates over which the learning rate rises; BERT's tenth for a new head."""
+    part = 0.1 if head else 0.05 if new else 0.03
     count = 0 if updates < 10 else max(1, round(part * updates))
     return count, f"{part:.0%} of about {updates:,} updates"
 
@@ -100,6 +123,25 @@ def held_out(documents: int, examples: bool, seed: int | None = None) -> Reasone
     if seed is not None:
         count = f"{sum(Draw(part, seed=seed).flags(documents)):,}"
     return part, f"{count} of the documents, never trained"
+
+
+def held_out_by_class(classes: Collection[int]) -> Reasoned:
+    """The part of the texts to evaluate on, of each class, and why.
+
+    Args:
+        classes: how many texts each has.
+
+    >>> held_out_by_class((100, 40)), held_out_by_class((9, 9, 9))[0]
+    ((0.05, '7 of the texts, of each class its part; never trained'), 0.12)
+    """
+    texts, most = sum(classes), max(classes, default=0)
+    part, why = held_out(texts, examples=True)
+    if not part or most < 2:
+        return 0.0, why if not part else "nothing is held out, as no class has two texts"
+    if round(part * most) < 1:
+        part = math.ceil(100 / most) / 100
+    held = sum(min(round(part * count), count - 1) for count in classes)
+    return part, f"{held:,} of the texts, of each class its part; never trained"
 
 
 def checkpoint_every(seconds: float | None) -> tuple[str, str]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from modicum.core.contracts.catalog import built_in
-from modicum.core.errors import DoesNotFit, InputError
+from modicum.core.errors import InputError
 from modicum.core.units import parse_count
 from modicum.data.named_templates import DEFAULT, NAMED
-from modicum.planner.plan import Plan
-from modicum.planner.planning import plan
 from modicum.planner.starting import rules
+from modicum.planner.starting.classes import CLASSES, set_task, start_classes
+from modicum.planner.starting.common import Start, model_facts, planned, set_budget, set_pace
 from modicum.planner.starting.data import chosen_data, look_at_columns
 from modicum.planner.starting.draft import Ask, Draft, OpenQuestion, take_default
 from modicum.planner.starting.lengths import Lengths, measured, row_length, text_length
 from modicum.planner.starting.method import check_method, choose_method
-from modicum.planner.starting.recipe_text import model_words
 from modicum.planner.starting.stored import stored_dtype
 from modicum.recipe import Recipe
-from modicum.recipe.training import WARMUPS
 from modicum.tasks import task_of
 from modicum.tasks.text import TextInputs, packs
 from modicum.tasks.text_parts import parts_of
@@ -29,35 +27,12 @@ from modicum.tasks.text_parts import parts_of
 _NEW_LENGTH, _TRAINED_LENGTH = 256, 1024
 _TASK = "causal_lm"
 _TEMPLATE, _BOUNDARIES = "data.chat_template", "data.boundaries"
-_FOR_CLASSES = (
-    "begin with the ready-made recipe functions-full or functions-lora, as "
-    "docs/how-to/classify-texts.md does"
-)
 _NEW_MODEL = {
     "layers": (4, "a new model; for a trained one: modicum init --model FOLDER"),
     "width": (256, "of the residual stream"),
     "heads": (4, "of attention"),
     "vocabulary_size": (4096, "tokens, of a tokenizer that is trained on the data"),
 }
-
-
-@dataclass(frozen=True)
-class Start:
-    """A recipe to start from, and what it was made of.
-
-    Attributes:
-        draft: its settings, each with the reason, and the questions that came up.
-        model, data: what was found, as plain values.
-        plan: of the recipe; None where it does not fit.
-        refused: why it does not fit, with what would make it fit.
-    """
-
-    draft: Draft
-    recipe: Recipe
-    model: Mapping[str, Any]
-    data: Mapping[str, Any]
-    plan: Plan | None
-    refused: DoesNotFit | None
 
 
 def start(
@@ -89,18 +64,21 @@ def start(
     draft = Draft(dict(asked or {}), ask)
     method = method or draft.asked.get("adapter.method")
     task = draft.asked.get("task.method", _TASK)
-    if isinstance(task, str) and task != _TASK and built_in(task) is not None:
+    if isinstance(task, str) and task not in (_TASK, CLASSES) and built_in(task) is not None:
         raise _not_made(task)  # before columns are looked for that such data do not have
     model, data = draft.asked.get("model.path", model), draft.asked.get("data.path", data)
     check_method(method, model)
+    of_classes = set_task(draft, model)
     _set_model(draft, model)
     chosen_data(draft, data)
-    _set_budget(draft, memory)
+    set_budget(draft, memory)
     draft.recipe()  # what is asked for is checked before anything is read
+    if of_classes:
+        return start_classes(draft, method)
     columns = look_at_columns(draft)
     inputs = _looked_at(draft)
     dtype = None if inputs.model_folder is None else stored_dtype(inputs.model_folder)
-    facts = _model_facts(draft, inputs, dtype)
+    facts = model_facts(draft, inputs, dtype)
     _describe_boundaries(draft, inputs)
     _describe_template(draft, inputs)
     lengths, tokenizer = measured(inputs.source, inputs.tokenizer, inputs.config.vocabulary_size)
@@ -111,11 +89,11 @@ def start(
     adapter = choose_method(draft, inputs, method, dtype) if model is not None else None
     _set_schedule(draft, inputs, updates, adapter, model is None)
     draft.take_asked()
-    made, refused = _planned(draft)
+    made, refused = planned(draft)
     found = {
         **columns, "described": inputs.source.describe(), "continuous": inputs.source.continuous,
-        "documents": lengths.documents, "exact": lengths.exact, "median": lengths.quantile(0.5),
-        "longest": lengths.tokens[-1], "rows": counts["rows"],
+        "unit": "document", "documents": lengths.documents, "exact": lengths.exact,
+        "median": lengths.quantile(0.5), "longest": lengths.tokens[-1], "rows": counts["rows"],
     }  # fmt: skip
     return Start(draft, draft.recipe(), facts, found, made, refused)
 
@@ -126,17 +104,6 @@ def _set_model(draft: Draft, model: str | None) -> None:
         return
     for name, (value, why) in _NEW_MODEL.items():
         draft.set(f"model.{name}", value, why)
-
-
-def _set_budget(draft: Draft, memory: str | None) -> None:
-    why = "bytes on the accelerator, or of the process on a CPU"
-    if memory is not None:
-        draft.set("budget.memory", memory, why)
-        return
-    text = "How much memory may it take, as in 8GB?"
-    draft.question(
-        OpenQuestion("budget.memory", text, None), f"all that is free now; else {why}, as in 8GB"
-    )
 
 
 def _looked_at(draft: Draft) -> TextInputs:
@@ -169,11 +136,11 @@ def _look(draft: Draft, template: str | None = None) -> TextInputs:
 
 
 def _not_made(task: Any) -> InputError:
-    instead = "`modicum methods --room tasks` shows what one takes"
-    if task == "text_classes":
-        instead = _FOR_CLASSES
     return InputError(
-        f"recipes of this task are not made here; {instead}", field="task.method", value=task
+        "recipes of this task are not made here; `modicum methods --room tasks` shows what one "
+        "takes",
+        field="task.method",
+        value=task,
     )
 
 
@@ -204,19 +171,6 @@ def _describe_template(draft: Draft, inputs: TextInputs) -> None:
         found = draft.settings["data.format"]
         why = f"{found.why}; written by the model's own chat template"
         draft.set("data.format", found.value, why)
-
-
-def _model_facts(draft: Draft, inputs: TextInputs, dtype: str | None) -> dict[str, Any]:
-    config, parameters = inputs.config, inputs.config.parameter_count()
-    if inputs.model_folder is None:
-        return {"path": None, "parameters": parameters}
-    path = draft.settings["model.path"].value
-    found = {
-        "path": path, "folder": str(inputs.model_folder), "parameters": parameters,
-        "dtype": dtype, "context": config.context, "weights": inputs.weights,
-    }  # fmt: skip
-    draft.set("model.path", path, model_words(found).removeprefix(f"{path}, "))
-    return found
 
 
 def _describe_boundaries(draft: Draft, inputs: TextInputs) -> None:
@@ -259,7 +213,7 @@ def _set_rows(draft: Draft, inputs: TextInputs, lengths: Lengths, new: bool) -> 
     else:
         length, why = row_length(lengths, context)
     draft.set("data.sequence_length", length, why)
-    if "data.validation_path" not in draft.settings:
+    if not draft.has("data.validation_path"):
         counted = lengths.exact and not lengths.left_out and len(parts_of(inputs.source)) == 1
         seed = draft.asked.get("training.seed", Recipe().training.seed) if counted else None
         part, why = rules.held_out(lengths.documents, not inputs.source.continuous, seed)
@@ -289,20 +243,4 @@ def _set_schedule(
 ) -> None:
     rate = rules.learning_rate(inputs.config.parameter_count(), new=new, adapter=adapter)
     draft.set("training.learning_rate", *rate)
-    if not draft.asked.keys() & {f"training.{name}" for name in WARMUPS[1:]}:
-        draft.set("training.warmup_steps", *rules.warmup_steps(updates, new))
-    data = draft.recipe().data
-    if data.validation_fraction or data.validation_path is not None:
-        draft.set("evaluation.every", *rules.evaluate_every(updates))
-
-
-def _planned(draft: Draft) -> tuple[Plan | None, DoesNotFit | None]:
-    """The plan of the recipe, or why there is none; sets how often the run is saved."""
-    made, refused = None, None
-    try:
-        made = plan(draft.recipe())
-    except DoesNotFit as error:
-        refused = error
-    every = rules.checkpoint_every(None if made is None else made.seconds)
-    draft.set("checkpoint.every", *every)
-    return made, refused
+    set_pace(draft, updates, rules.warmup_steps(updates, new))
