@@ -26,13 +26,15 @@ from architectures_models import LARGE, MODELS, write_model
 from common import HERE, RESULTS, say, write_result
 
 import modicum
-from modicum.core.errors import ModicumError
+from modicum.core.errors import InputError, ModicumError
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.tokenizer import Tokenizer
 from modicum.models import saving, traced_cache
+from modicum.models.decoders import config_of
 from modicum.planner.choose import COMPILE
 from modicum.proofs.ranks import RanksFailed, at_ranks
 from modicum.serve import load_run
+from modicum.tasks.text import packs
 from modicum.trainer import continued, train
 
 STEPS = 8
@@ -163,17 +165,39 @@ class Bench:
     @torch.no_grad()
     def merge(self) -> None:
         """The adapter folded in: transformers computes what the adapted model does."""
-        talk, ids = load_run(self.folder / "lora"), self.ids()
-        expected = talk.model(ids)
-        assert talk.adapter is not None
-        talk.adapter.merge(dense=torch.float32)
-        talk.adapter.detach()
-        close(self.theirs(saving.save(talk.model, self.folder / "merged"))(ids).logits, expected,
-              1e-4)  # fmt: skip
+        self._merge(self.folder / "lora")
 
     def nf4(self) -> None:
         """LoRA on 4-bit weights."""
         falls(self.run("nf4", linear={"method": "nf4"}, **LORA))
+
+    @torch.no_grad()
+    def nf4_merge(self) -> None:
+        """The same of the adapter on 4-bit weights, which are written as dense ones."""
+        self._merge(self.folder / "nf4")
+
+    def _merge(self, run: Path) -> None:
+        talk, ids = load_run(run), self.ids()
+        expected = talk.model(ids)
+        assert talk.adapter is not None
+        talk.adapter.merge(dense=torch.float32)
+        talk.adapter.detach()
+        folder = saving.save(talk.model, run / "merged")
+        close(self.theirs(folder)(ids).logits, expected, 1e-4)
+
+    @torch.no_grad()
+    def packing(self) -> None:
+        """Documents that share a row are computed as each would be alone, and at once."""
+        model, ids = load_run(self.folder / "full").model, self.ids()
+        ends = [5, 6, 17]
+        documents = torch.tensor([[sum(at >= end for end in ends) for at in range(17)]] * 2)
+        alone = [model(part) for part in ids.tensor_split(ends[:-1], dim=1)]
+        close(model(ids, documents), torch.cat(alone, dim=1), 1e-5)
+        if not packs(config_of(model)):
+            raise InputError(
+                "documents of a row are computed one at a time; data.boundaries: false computes "
+                "the row at once, and a document then sees those before it"
+            )
 
     def compress(self) -> None:
         """Low-rank factors, trained; the small folder computes what the dense one does."""
@@ -229,12 +253,14 @@ COLUMNS = (
     "lora",
     "merge",
     "nf4",
+    "nf4_merge",
+    "packing",
     "compress",
     "fsdp",
     "compile",
 )
 NEEDS = {"resume": "train", "export": "train", "chat": "train", "merge": "lora", "fsdp": "train"}
-NEEDS |= {"compile": "train"}
+NEEDS |= {"compile": "train", "packing": "train", "nf4_merge": "nf4"}
 
 
 def losses(run: Path) -> list[float]:
@@ -317,7 +343,9 @@ def model_row(raw: dict[str, Any], columns: tuple[str, ...] = COLUMNS) -> dict[s
         bench = Bench.made(folder, raw)
         for column in columns:
             if (needed := NEEDS.get(column)) and row.get(needed) != "seen":
-                row[column] = f"not tried, as {needed} is not seen"
+                before = row.get(needed, "")
+                refused = before.startswith("refused")
+                row[column] = before if refused else f"not tried, as {needed} is not seen"
                 continue
             try:
                 getattr(bench, column)()

@@ -261,7 +261,8 @@ def models_page() -> str:
     found = json.loads((RESULTS / "architectures.json").read_text(encoding="utf-8"))
     columns = {
         "train": "train", "resume": "resume to the bit", "export": "export", "chat": "chat",
-        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA", "compress": "compress",
+        "lora": "LoRA", "merge": "merge", "nf4": "nf4 + LoRA",
+        "nf4_merge": "merge of it", "packing": "packing", "compress": "compress",
         "fsdp": "FSDP2", "compile": "compile", "forecast": "forecast",
     }  # fmt: skip
     said: dict[str, None] = {}
@@ -300,7 +301,8 @@ def models_page() -> str:
         f"What stands here was run with transformers {found['versions']['transformers']} on tiny "
         "random models (`python benchmarks/architectures.py`). Full training, LoRA and LoRA on "
         "4-bit weights: the loss falls. Export and merge: transformers computes the same logits. "
-        "Chat: token for token what transformers generates. Compress: low-rank factors of fwsvd, "
+        "Chat: token for token what transformers generates. Packing: documents that share a row "
+        "are computed at once, each as it would be alone. Compress: low-rank factors of fwsvd, "
         "trained; their small folder computes what transformers does on the dense export. FSDP2, "
         "on two ranks, and compiled blocks: the losses of one eager process. Forecast: how far the "
         "planned peak of tensors was from the measured one, in full training. An empty cell was "

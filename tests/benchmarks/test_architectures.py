@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 from datetime import date
 from types import ModuleType
@@ -15,9 +16,9 @@ from tests.benchmarks.conftest import ROOT
 from modicum.models import traced_cache
 
 DRAWN = 3
-# Not compression, ranks and compiled blocks, which take longer: other tests train a model or two
-# so (tests/trainer/test_transformers_runs.py). The forecast comes with the training.
-HERE = ("train", "resume", "export", "chat", "lora", "merge", "nf4")
+# The columns that take seconds, and those that take a minute; the forecast comes with the training.
+SHORT = ("train", "resume", "export", "chat", "lora", "merge", "nf4", "nf4_merge", "packing")
+LONG = ("train", "compress", "fsdp", "compile")
 
 
 @pytest.fixture
@@ -64,16 +65,35 @@ def test_the_page_shows_what_was_seen(monkeypatch: pytest.MonkeyPatch, found: An
             assert not str(words).startswith("refused") or words in page
 
 
+def drawn(bench: ModuleType, request: pytest.FixtureRequest) -> list[str]:
+    """This week's models, or those of the seed that was asked for."""
+    week = f"{date.today():%G-W%V}"
+    seed = request.config.getoption("--sample") or request.config.getoption("--rest-of") or week
+    return random.Random(seed).sample(sorted(bench.MODELS), DRAWN)
+
+
 @pytest.mark.filterwarnings("ignore:all-linear leaves out")  # experts
 @pytest.mark.draws
 @pytest.mark.parametrize("number", range(DRAWN))
 def test_a_drawn_model_does_what_the_page_says(
     number: int, bench: ModuleType, found: Any, request: pytest.FixtureRequest
 ) -> None:
-    week = f"{date.today():%G-W%V}"
-    seed = request.config.getoption("--sample") or request.config.getoption("--rest-of") or week
-    name = random.Random(seed).sample(sorted(bench.MODELS), DRAWN)[number]
-    row = bench.model_row(bench.MODELS[name], HERE)
+    name = drawn(bench, request)[number]
+    row = bench.model_row(bench.MODELS[name], SHORT)
     before = found["models"][name]
-    assert {column: row[column] for column in HERE} == {c: before[c] for c in HERE}, name
+    assert {column: row[column] for column in SHORT} == {c: before[c] for c in SHORT}, name
     assert row["forecast"]["predicted"] == pytest.approx(row["forecast"]["measured"], rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:all-linear leaves out")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler looks
+@pytest.mark.expensive
+@pytest.mark.draws
+def test_a_drawn_model_is_compressed_sharded_and_compiled_as_the_page_says(
+    bench: ModuleType, found: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    name = drawn(bench, request)[0]
+    row = bench.model_row(bench.MODELS[name], LONG)
+    assert {column: row[column] for column in LONG} == {c: found["models"][name][c] for c in LONG}

@@ -8,6 +8,7 @@ import pytest
 
 from modicum.core.errors import InputError
 from modicum.data import Inspection, inspect, open_source
+from modicum.data.chat_template import ChatTemplate
 
 
 def fill(folder: Path, files: dict[str, str]) -> Path:
@@ -161,3 +162,14 @@ def test_data_without_text_is_an_error(tmp_path, name, content):
     source = open_source(fill(tmp_path, {name: content}) / name)
     with pytest.raises(InputError, match=rf"{name}: there is no text in it"):
         inspect(source)
+
+
+def test_a_template_for_tools_counts_where_rows_come_with_some(tmp_path: Path) -> None:
+    talk = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    plain, tools = tmp_path / "plain.jsonl", tmp_path / "tools.jsonl"
+    plain.write_text(json.dumps(talk) + "\n")
+    tools.write_text(json.dumps(talk | {"tools": [{"name": "f"}]}) + "\n")
+    one, other = ChatTemplate("d"), ChatTemplate("d", tool_use="t")
+    for file, same in ((plain, True), (tools, False)):
+        found = {open_source(file, template=each).fingerprint() for each in (one, other)}
+        assert (len(found) == 1) is same

@@ -51,10 +51,11 @@ def apply(attached: Attachment, *, alone: bool, merged: bool) -> None:
         InputError: as `in_order`; then nothing was changed.
     """
     name, orders = attached.name, []
-    # On a part of the model another one may have the same name.
-    places = {attached.model.get_submodule(place) for place, _ in attached.everywhere()}
+    # On a part of the model another may have the same name; modules may have been wrapped since.
+    layers = {layer for _, layer in attached.everywhere()}
     for _, module in wearers(attached.model):
-        own = (name,) if module in places else ()
+        there = module.layers_by_adapter
+        own = (name,) if name in there and there[name] in layers else ()
         kept = () if alone else tuple(each for each in module.active if each not in own)
         orders.append((module, in_order(module, kept if merged else kept + own)))
     for module, order in orders:

@@ -94,6 +94,11 @@ class RowFormat:
         template = None if self.template is None else replace(self.template, now=now)
         return replace(self, template=template)
 
+    def without_tools(self) -> RowFormat:
+        """The same for rows that come without tools, which a template for these does not write."""
+        template = None if self.template is None else replace(self.template, tool_use=None)
+        return replace(self, template=template)
+
     def used(self, names: Collection[str]) -> set[str] | None:
         """Of the columns of a file, those that are read.
 

@@ -41,6 +41,9 @@ SINGLE_FILE_PIECE, FOLDER_PIECE = 1 << 16, 1 << 20
 _LIBRARY = f"the Python {sys.version_info.major}.{sys.version_info.minor} standard library"
 
 
+_PEEKED = 1000  # rows of a file
+
+
 @dataclass(frozen=True)
 class Source:
     """A list of files and how to read them; `open_source` makes one.
@@ -156,13 +159,22 @@ class Source:
 
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of all that decides the documents: names, contents, settings."""
-        how = [self.rows.identity, self.limit_bytes, self.piece_bytes]
+        rows = self.rows if self._has_tools() else self.rows.without_tools()
+        how = [rows.identity, self.limit_bytes, self.piece_bytes]
         whole = hashlib.sha256(json.dumps(how).encode())
         for file in self.files:
             with opened(file.path) as handle:
                 contents = hashlib.file_digest(handle, "sha256").hexdigest()
             whole.update(json.dumps([file.name, file.kind, contents]).encode())
         return whole.hexdigest()
+
+    def _has_tools(self) -> bool:
+        """Whether first rows come with tools, so that a template for these may write some."""
+        if self.rows.template is None or self.rows.template.tool_use is None:
+            return False
+        every = ((each.path, each.row_kind) for each in self.files)
+        read = (islice(rows_of(path, kind), _PEEKED) for path, kind in every if kind is not None)
+        return any(row.columns.get("tools") for first in read for row in first)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def test_what_is_asked_for_of_the_validation_is_what_the_recipe_says(
     made = start(folder, str(labelled), memory="2GB", asked={"data.validation_path": str(own)})
     assert made.recipe.data.validation_path == str(own)
     assert "data.validation_fraction" not in made.draft.settings
-    made = start(folder, str(labelled), memory="2GB", asked={"data.validation_fraction": 0.2})
+    asked: dict[str, Any] = {"data.validation_fraction": 0.2, "training.epochs": 3}
+    made = start(folder, str(labelled), memory="2GB", asked=asked)
     assert made.data["rows"] == 200
     assert made.plan is not None
     assert made.plan.steps == -(-3 * 160 // 16)
@@ -149,8 +150,10 @@ def test_a_column_of_names_is_no_classes_and_one_with_a_hole_is_not_passed_over(
     named = write_rows(
         tmp_path / "d.jsonl", [r | {"label": f"u{n}"} for n, r in enumerate(rows(60))]
     )
-    with pytest.raises(InputError, match="these are no classes"):
+    with pytest.raises(InputError, match="seem to be no classes"):
         start(folder, str(named), memory="2GB")
+    asked = {"task.label_column": "label"}
+    assert len(start(folder, str(named), memory="2GB", asked=asked).data["classes"]) == 60
     holes = [r | {"lang": "en"} for r in rows(60)]
     holes[7]["label"] = None
     with pytest.raises(InputError, match=r"d\.jsonl:8.*label"):

@@ -207,9 +207,11 @@ class Ranks:
         if self.alone:
             return work()
         store = default_store()
+        # torchrun's store outlives ranks that are started again, and these count anew.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         with peer_errors():  # counted there, as a group may see more than one `Ranks`
-            turn = store.add(f"modicum/turns of {self.rank}", 1)
-        key = f"modicum/turn/{turn}"
+            turn = store.add(f"modicum/{attempt}/turns of {self.rank}", 1)
+        key = f"modicum/{attempt}/turn/{turn}"
         if self.first:
             result = work()
             with peer_errors():

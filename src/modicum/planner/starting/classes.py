@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from modicum.planner.starting.label_columns import look_at_labels
 from modicum.planner.starting.lengths import Lengths, row_length
 from modicum.planner.starting.method import choose_method
 from modicum.planner.starting.stored import stored_dtype
-from modicum.recipe.training import LENGTHS
 from modicum.tasks import task_of
 from modicum.tasks.model_origins import model_folder
 from modicum.tasks.text_class_data import check_data
@@ -60,9 +60,12 @@ def start_classes(draft: Draft, method: str | None) -> Start:
     dtype = stored_dtype(inputs.model_folder)
     facts = model_facts(draft, inputs, dtype)
     counts = inputs.texts.counts()
-    if 2 * len(counts["classes"]) > max(20, counts["rows"]):
+    sizes = Counter(counts["classes"].values())
+    guessed = "task.label_column" not in draft.asked
+    if guessed and sum(sizes.values()) > 10 and 2 * sizes[1] > sum(sizes.values()):
         raise InputError(
-            "most of its values are those of one text alone, so these are no classes",
+            "most of its values are those of one text alone, so these seem to be no classes; "
+            "`--set task.label_column=NAME` takes a column whatever is in it",
             field="task.label_column",
             value=columns["label_column"],
         )
@@ -172,7 +175,7 @@ def _set_updates(draft: Draft, rows: int) -> int:
     draft.set("training.micro_batch_size", "auto", "how many at a time: the planner's choice")
     if "training.steps" in draft.asked:
         return int(draft.set("training.steps", 0, ""))
-    if draft.asked.keys() & {f"training.{name}" for name in LENGTHS}:
+    if "training.tokens" in draft.asked:
         return math.ceil(rows / batch)
     epochs = draft.set("training.epochs", *rules.class_epochs())
     return math.ceil(float(epochs) * rows / batch)
