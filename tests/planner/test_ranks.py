@@ -27,8 +27,9 @@ from modicum.models.llama import create
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero
-from modicum.planner import carried, plan, same_start
+from modicum.planner import carried, plan, refusal, same_start
 from modicum.planner.choose import Share, choices
+from modicum.planner.planning import asked_of
 from modicum.planner.predict import Choice, predict
 from modicum.recipe import Recipe
 from modicum.tasks import CausalLM
@@ -198,10 +199,14 @@ def test_a_refusal_of_several_ranks_offers_to_cut_the_weights(new, needs):
     assert "4 ranks on more machines" in caught.value.changes[-1]
     fits = plan(recipe.changed(budget__memory=budget, parallel__strategy="fsdp"), ranks=2)
     assert needs(fits) <= budget
-    halves = {"strategy": "fsdp", "shard": 2}
-    with pytest.raises(DoesNotFit) as caught:
-        plan(recipe.changed(budget__memory=needs(cut) - 2_000_000, parallel=halves), ranks=2)
-    assert "--set parallel.strategy=fsdp --set parallel.shard=null" in caught.value.changes[-1]
+
+
+def test_more_ranks_are_named_with_all_that_their_plan_had(new, monkeypatch):
+    monkeypatch.setattr(refusal, "remedies", lambda asked: iter(()))
+    monkeypatch.setattr(refusal, "more_ranks", lambda asked: (4, 5_000_000))
+    for shard, said in ((None, "=fsdp (needs"), (2, "=fsdp --set parallel.shard=null (needs")):
+        asked = asked_of(new(parallel={"strategy": "fsdp", "shard": shard}), ranks=2)
+        assert said in refusal.does_not_fit(asked).changes[-1]
 
 
 # Plans that follow
