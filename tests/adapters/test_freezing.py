@@ -218,10 +218,10 @@ def test_of_the_same_name_on_a_part_each_has_what_is_its_own() -> None:
 def test_a_layer_that_was_wrapped_since_keeps_its_adapter() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     adapter = LoRA(rank=2, targets=("0",)).attach(model)
-    worn = model[0]
-    model[0] = torch.compile(worn)  # nothing is compiled before it is called
+    layer = model[0]
+    model[0] = torch.compile(layer)  # nothing is compiled before it is called
     adapter.activate(0.5)
-    assert worn.active == ("default",)
+    assert layer.active == ("default",)
 
 
 def test_an_adapter_that_failed_to_come_has_noted_nothing() -> None:
