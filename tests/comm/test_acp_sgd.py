@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from modicum.comm import ACPSGD, PowerSGD
 from modicum.comm.debts import regrouping
-from modicum.comm.low_rank import LowRankExchange
+from modicum.comm.low_rank_exchange import LowRankExchange
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.ranks import Ranks

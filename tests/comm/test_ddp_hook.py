@@ -17,7 +17,7 @@ from torch import nn
 from modicum.comm import ACPSGD, PowerSGD
 from modicum.comm.base import MatrixMethod
 from modicum.comm.dense_sums import DenseSums
-from modicum.comm.low_rank import OWED
+from modicum.comm.low_rank_exchange import OWED
 from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.ranks import Ranks

@@ -1,118 +1,20 @@
-"""Low-rank exchanges: what is owed is paid once, whatever the method's fields have become."""
+"""Low-rank methods: what travels as factors, and what an update takes."""
 
 from __future__ import annotations
 
 import pytest
-import torch
-from low_rank_loops import among_idle, exchanged
-from torch import Tensor
 
 from modicum.comm import ACPSGD, PowerSGD
-from modicum.comm.low_rank import LowRankExchange, LowRankMethod
-from modicum.core.ranks.exchange import ExchangeContext
-from modicum.core.ranks.ranks import Ranks
-
-METHODS = {"acp_sgd": ACPSGD, "powersgd": PowerSGD}
-# Ways in which a gradient of shape (4, 2, 3) travels as it is though it was compressed before.
-DENSE: dict[str, LowRankMethod] = {
-    "of no smaller rank": PowerSGD(rank=4),
-    "not for so little": ACPSGD(rank=1, least_saving=100.0),
-    "not yet": ACPSGD(rank=1, start_after=3),
-}
+from modicum.comm.low_rank import LowRankMethod
+from modicum.core.ranks.matrix_exchange import MatrixQuery
 
 
-def bound(method: LowRankMethod) -> LowRankExchange:
-    """Rank 0 of two, of which the other has gradients of zeros."""
-    found = method.bind(ExchangeContext(Ranks(0, 2), seed=3))
-    assert isinstance(found, LowRankExchange)
-    among_idle(found)
-    return found
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_without_feedback_errors_that_were_taken_up_are_paid_once(kind: str) -> None:
-    # At full rank sums are exact, in every update of a square matrix.
-    exchange = bound(METHODS[kind](rank=5, least_saving=0.0, error_feedback=False))
-    owed, own = drawn(5, 5), drawn(5, 5, seed=1)
-    exchange.owe({"M": owed})
-    for paid in (owed, torch.zeros_like(owed)):
-        total = exchanged(exchange, {"M": own})["M"]
-        torch.testing.assert_close(total, own + paid, rtol=1e-4, atol=1e-5)
-        exchange.commit()
-        assert exchange.owed() == {}
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_factors_are_taken_up_and_those_of_another_rank_drawn_anew(kind: str) -> None:
-    own, before = drawn(12, 10), bound(METHODS[kind](rank=3))
-    exchanged(before, {"M": own})
-    before.commit()
-    for rank in (2, 3, 4):
-        exchange, new = (bound(METHODS[kind](rank=rank)) for _ in range(2))
-        exchange.load_state_dict(before.state_dict())
-        assert exchange.step == 1
-        wanted = (before if rank == 3 else new).factors("M", own)
-        assert all(map(torch.equal, exchange.factors("M", own), wanted))
-        exchanged(exchange, {"M": own})
-        exchange.commit()
-        p, q = (exchange.state_dict()[f"M/{side}"] for side in "PQ")
-        assert (p.shape, q.shape) == ((12, rank), (10, rank))
-
-
-def owing(way: str) -> tuple[LowRankExchange, Tensor, Tensor]:
-    """An exchange that now sends a tensor as it is, what it owes of it, and that as a gradient."""
-    exchange, owed = bound(DENSE[way]), drawn(4, 6)
-    exchange.owe({"M": owed})
-    return exchange, owed, owed.view(4, 2, 3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("way", DENSE)
-def test_what_is_owed_of_a_tensor_that_travels_as_it_is_is_paid_once(
-    way: str, dtype: torch.dtype
-) -> None:
-    exchange, _, owed = owing(way)
-    own = drawn(4, 2, 3, seed=1).to(dtype)
-    before = own.clone()
-    assert torch.equal(exchanged(exchange, {"M": own})["M"], own + owed)
-    assert torch.equal(own, before)  # a gradient's memory is not the exchange's
-    exchange.commit()
-    assert exchange.owed() == {}
-    assert torch.equal(exchanged(exchange, {"M": own})["M"], own.float())
-
-
-@pytest.mark.parametrize("way", DENSE)
-def test_of_an_update_that_is_passed_over_it_is_owed_still(way: str) -> None:
-    exchange, kept, owed = owing(way)
-    own = drawn(4, 2, 3, seed=1)
-    for _ in range(2):
-        assert torch.equal(exchanged(exchange, {"M": own})["M"], own + owed)
-        exchange.discard()
-        assert torch.equal(exchange.owed()["M"], kept)
-
-
-@pytest.mark.parametrize("way", DENSE)
-def test_where_no_rank_has_the_gradient_it_is_owed_still(way: str) -> None:
-    exchange, kept, owed = owing(way)
-    zeros, own = torch.zeros(()).expand(4, 2, 3), drawn(4, 2, 3, seed=1)
-    assert exchange.begin({"M": zeros}, ()).land() == {"M": None}
-    exchange.commit()
-    assert torch.equal(exchange.owed()["M"], kept)
-    assert torch.equal(exchanged(exchange, {"M": own})["M"], own + owed)
-    exchange.commit()
-    assert exchange.owed() == {}
-
-
-def test_factors_of_a_bucket_keep_nothing_else_of_it() -> None:
-    """One factor an update travels with what goes as it is, and is kept without that."""
-    exchange = bound(ACPSGD(rank=2))
-    for update in range(2):
-        own = {"M": drawn(12, 10, seed=update), "bias": drawn(500, seed=update)}
-        exchanged(exchange, own)
-        exchange.commit()
-        for factor in exchange.held():
-            assert factor.untyped_storage().nbytes() == factor.nbytes
+@pytest.mark.parametrize("method", [ACPSGD(rank=2), PowerSGD(rank=2)], ids=lambda m: m.info.name)
+def test_a_scalar_travels_as_it_is_and_is_counted(method: LowRankMethod) -> None:
+    assert method.dense({"matrix": (12, 10), "scale": ()}) == ["scale"]
+    without, with_scalar = (
+        method.ledger(MatrixQuery(((*shapes, (12, 10)),), ranks=2)) for shapes in ((), ((),))
+    )
+    # Its one number and its flag, of each rank of two; nothing is owed of it.
+    assert with_scalar.wire[0].bytes - without.wire[0].bytes == 8
+    assert with_scalar.bytes("buffer") == without.bytes("buffer") > 0

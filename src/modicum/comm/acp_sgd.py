@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from modicum.comm.debts import TURNED
-from modicum.comm.low_rank import LowRankExchange, LowRankMethod, orthogonal
+from modicum.comm.low_rank import LowRankMethod
+from modicum.comm.low_rank_exchange import LowRankExchange, orthogonal
 from modicum.core.contracts.method import Against, Info
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import GradientSum, ProductSum

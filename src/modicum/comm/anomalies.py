@@ -9,6 +9,7 @@ from modicum.core.units import format_bytes
 
 # Who hears nothing of one other host alone cannot tell which of the two it is.
 EITHER_END = "it may be this host's own link that is down"
+TOGETHER_SECONDS = 1.0  # within which all hosts fall silent when one cable is pulled
 STUCK = ("stuck link", "stuck port")
 LINKS = ("slow link", "slow port", *STUCK)
 

@@ -1,9 +1,10 @@
 """Who holds up the others: read off what each rank says of its own calls.
 
 Only durations and numbers of calls are compared, never the clocks of two ranks. A rank that has
-issued fewer calls in a group than others, who are in one, is the one that they wait for; who is
-slow in every iteration, `slowness` says, and which link between two of them, `slow_links`. Where
-all processes are stopped, as by Ctrl-Z, nobody waits for anybody. Nothing here imports torch.
+issued fewer calls in a group than others, who are in one, is the one that they wait for. Who is
+slow in every iteration, `slowness` says; which link between two of them is slow, `slow_links`, and
+which one stands still, `stuck_links`. Where all processes are stopped, as by Ctrl-Z, nobody waits
+for anybody. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -11,28 +12,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from modicum.comm.anomalies import EITHER_END, Anomaly, DiagnosisLimits
-from modicum.comm.seen_ranks import HELD_SECONDS, SeenRanks
+from modicum.comm.anomalies import EITHER_END, TOGETHER_SECONDS, Anomaly, DiagnosisLimits
+from modicum.comm.seen_ranks import SeenRanks
 from modicum.comm.slow_links import SlowLink
 from modicum.comm.slowness import FIRST_CALLS
+from modicum.comm.stuck_links import StuckLinks
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.rank_reports import OpenCall, RankReport
 
-TOGETHER_SECONDS = 1.0  # within which all hosts fall silent when one cable is pulled
 PATIENCE = 5.0  # times as long may take what is marked, compiles, or holds the lock
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """A message that travels: seconds `over` what it may, since when, if its bytes are known."""
-
-    over: float
-    stood: float
-    known: bool
-    call: OpenCall
 
 
 class Judge:
@@ -40,9 +30,9 @@ class Judge:
 
     def __init__(self, limits: DiagnosisLimits) -> None:
         self._limits, self._seen = limits, SeenRanks()
+        self._stuck = StuckLinks(self._seen, limits.silent_seconds)
         self._named: set[tuple[Any, ...]] = set()
         self._starved: set[int] = set()
-        self._travel: dict[tuple[str, int], float] = {}  # messages, and since when they do
         self._ending = False
         self._resumed = -math.inf  # when all processes were last stopped together
 
@@ -53,7 +43,7 @@ class Judge:
     def resumed(self, now: float) -> None:
         """Nobody looked until `now`, as this process was stopped too: from here on times count."""
         self._resumed = now
-        self._travel = dict.fromkeys(self._travel, now)
+        self._stuck.resumed(now)
         self._seen.heard(now)
 
     def look(self, now: float) -> list[Anomaly]:
@@ -62,7 +52,7 @@ class Judge:
             return []
         found = [*self._gone(now), *self._late(now), *self._apart(now), *self._slow()]
         fresh = [self._of_link(one) for one in self._seen.messages.slow()]
-        found += self._stuck(now)
+        found += self._stuck.look(now)
         for one in found:
             which = one.collective if one.kind in ("late", "apart") else ""
             key = (one.kind, one.rank, one.ends, which)
@@ -137,15 +127,16 @@ class Judge:
         found, circles = [], self._seen.in_circles(now, self._limits.late_seconds)
         for rank, (waited, call) in worst.items():
             seconds = min(waited, now - self._resumed)
-            report = self._seen.by_rank[rank].report
+            seen = self._seen.by_rank[rank]
+            report = seen.report
             if report.left == ENDED and seconds > self._limits.stopped_seconds:
                 found.append(self._anomaly("left", rank, now, seconds, ends=True))
             inside = self._seen.inside(report) is not None and rank not in circles
             if report.left or report.process != "running" or inside:
                 continue  # it is named by another rule, or waits for others that do not for it
-            patience = PATIENCE if self._busy(report) or call.sequence < FIRST_CALLS else 1.0
+            patience = PATIENCE if seen.busy or call.sequence < FIRST_CALLS else 1.0
             if seconds >= self._limits.late_seconds * patience:
-                note = "it holds the interpreter's lock" if self._held(report) else ""
+                note = "it holds the interpreter's lock" if seen.held else ""
                 if rank in circles:
                     own = self._seen.said_of(circles[rank], rank)
                     note = f"it waits in {own}, and in a circle others wait for it"
@@ -175,47 +166,6 @@ class Judge:
                 )
             )  # fmt: skip
         return found
-
-    @staticmethod
-    def _held(report: RankReport) -> bool:
-        return report.beat_seconds >= HELD_SECONDS
-
-    def _busy(self, report: RankReport) -> bool:
-        return report.marked or self._held(report)
-
-    def _stuck(self, now: float) -> list[Anomaly]:
-        """Messages that do not come, though both ends stand there, and neither is stopped.
-
-        After so long a run ends as for a silent host, where no message of the link took nearly as
-        long before, by its bytes. Of one of which these are not known that is said alone.
-        """
-        calls = {(call.group, call.sequence): call for call in self._seen.travelling()}
-        self._travel = {key: self._travel.get(key, now) for key in calls}
-        found = []
-        for key, call in calls.items():
-            stood, size = now - self._travel[key], self._seen.size_of(call)
-            if patience := self._seen.messages.patience(call.group, size):
-                over = stood - max(patience, self._limits.silent_seconds)
-                found.append(_Standing(over, stood, bool(size), call))
-        longest = max(found, key=lambda one: (one.over >= 0 and one.known, one.over), default=None)
-        if longest is None or longest.over < 0:
-            return []
-        call, members = longest.call, self._seen.groups
-        source, target = members[call.group].members
-        near = [one.call.group for one in found if one.over >= -TOGETHER_SECONDS]
-        ends = [set(members[group].members) for group in near]
-        common = sorted(set.intersection(*ends)) if len(ends) > 1 else []
-        kind, rank, peer = "stuck link", source, target
-        if len(common) == 1:
-            kind, rank, peer = "stuck port", common[0], -1
-        hosts = [self._seen.host(one) for one in (rank, peer)]
-        note = "" if longest.known else "its bytes are not known, so the run is not ended"
-        return [
-            Anomaly(
-                kind, rank, hosts[0], self._seen.said_of(call, source), True, "", longest.stood,
-                ends=longest.known, note=note, peer=peer, peer_host=hosts[1],
-            )
-        ]  # fmt: skip
 
     # Who is slow
 

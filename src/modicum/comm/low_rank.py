@@ -1,36 +1,22 @@
-"""What methods share that send gradients as products of two thin matrices: shapes, debts, state.
+"""What to send as products of two thin matrices: which gradients, at which rank, what it costs.
 
-A gradient of two dimensions or more is a matrix M [n, m], n its first dimension. What rank r leaves
-of it is not lost: this rank adds it to the next update's gradient as its error E [n, m]. All sums
-are over ranks, not means, as everywhere here.
+A gradient of two dimensions or more is a matrix M [n, m], n its first dimension. How such products
+are summed, and what becomes of what they leave, is in `low_rank_exchange`.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from modicum.comm.base import MatrixMethod
-from modicum.comm.debts import LAYOUT, ROWS, regrouping
 from modicum.core.contracts.ledger import Entry, Ledger, Phase
 from modicum.core.contracts.method import NonNegativeFloat, PositiveInt
-from modicum.core.contracts.state import View
-from modicum.core.random import normal_
-from modicum.core.ranks.exchange import ExchangeContext
-from modicum.core.ranks.matrix_exchange import (
-    GradientSum,
-    MatrixExchange,
-    MatrixQuery,
-    TensorShape,
-)
-
-FACTORS, OWED = "exchange", "owed"  # views of a run's state
+from modicum.core.ranks.matrix_exchange import MatrixQuery, TensorShape
 
 
 class LowRankMethod(MatrixMethod):
@@ -93,15 +79,14 @@ class LowRankMethod(MatrixMethod):
         for bucket in at.buckets:
             thin = sum(self.rank_of(s) * sum(_sides(s)) for s in bucket if self.rank_of(s))
             plain = sum(math.prod(s) for s in bucket if not self.rank_of(s))
-            messages.append((thin * self.halves, 2 * (plain + len(bucket))))
+            messages.append((thin, plain + len(bucket)))
         # Of one factor an update, the two take turns.
-        numbers = [(thin + plain) // 2 for thin, plain in messages]
+        numbers = [thin * self.halves // 2 + plain for thin, plain in messages]
         calls = sum(1 + (self.halves == 2 and thin > 0) for thin, _ in messages)
         several = at.ranks > 1
         low = [math.prod(shape) for shape in shapes if self.rank_of(shape)]
-        factors = sum(self.rank_of(s) * sum(_sides(s)) for s in shapes)
+        factors = sum(thin for thin, _ in messages)
         debt = 4 * sum(low) * several
-        wire = at.wire(numbers)
         sums = 4 * sum(numbers) * several
         left: tuple[Phase, ...] = ("step",) if at.counted else ("backward", "step")
         return Ledger.of(
@@ -111,208 +96,8 @@ class LowRankMethod(MatrixMethod):
             Entry("workspace", sums, ("backward", "step"), "sums on the wire").in_tensors(
                 4 * each for each in numbers
             ),
-            type(wire)(wire.collective, wire.bytes, wire.axis, calls),
+            replace(at.wire(numbers), count=calls),
         )
-
-
-class LowRankExchange(MatrixExchange):
-    """Sums of gradients as products of thin factors, of which the errors are owed.
-
-    What an update makes is staged: errors, factors and the number of updates change in `commit`.
-    """
-
-    stateful = True
-    method: LowRankMethod
-
-    def __init__(self, method: LowRankMethod, context: ExchangeContext) -> None:
-        super().__init__(context)
-        self.method = self.value = method
-        self._errors: dict[str, Tensor] = {}
-        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
-        # By name: the matrix that this update compresses, what it leaves, its new factors.
-        self._matrices: dict[str, Tensor] = {}
-        self._shapes: dict[str, TensorShape] = {}
-        self._staged: dict[str, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
-        self._paid: set[str] = set()
-
-    # What a method does with one matrix
-
-    @abstractmethod
-    def send(self, name: str, matrix: Tensor) -> Tensor:
-        """The factor of this rank's matrix [n, m] that is summed first."""
-
-    @abstractmethod
-    def rebuild(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
-        """The sum, of the factors that were summed; stages what follows for the next update."""
-
-    def factors(self, name: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """P [n, r] and Q [m, r] of the last update; before the first, draws alike on all ranks."""
-        rank = min(self.method.rank, *matrix.shape)
-        known = self._factors.get(name)
-        if known is None or known[0].shape[1] != rank:  # a run may have been of another rank
-            drawn = []
-            for side, rows in zip("PQ", matrix.shape, strict=True):
-                empty = torch.empty(rows, rank, dtype=matrix.dtype, device=matrix.device)
-                drawn.append(normal_(empty, seed=self.context.seed, name=f"exchange/{name}/{side}"))
-            self._factors[name] = drawn[0], drawn[1]
-        return self._factors[name]
-
-    def shape(self, name: str) -> TensorShape:
-        """The shape of a gradient that is compressed in this update."""
-        return self._shapes[name]
-
-    def stage(self, name: str, error: Tensor, factors: tuple[Tensor, Tensor]) -> None:
-        """What the update leaves if it is made."""
-        self._staged[name] = error, factors
-
-    def staged(self, name: str) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What was staged last in this update."""
-        return self._staged[name]
-
-    # The exchange
-
-    @property
-    def _dense_now(self) -> bool:
-        return self.peers == 1 or self.step < self.method.start_after
-
-    @torch.no_grad()
-    def encode(self, name: str, gradient: Tensor) -> Tensor:
-        shape = tuple(gradient.shape)
-        if self._dense_now or not self.method.rank_of(shape):
-            return self._with_owed(name, gradient)
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        matrix = gradient.detach().to(wide).reshape(_sides(shape))
-        owed = self._errors.get(name)
-        # A copy in any case: the gradient's memory is not this one's to change.
-        self._matrices[name] = matrix.clone() if owed is None else matrix + owed
-        self._shapes[name] = shape
-        return self.send(name, self._matrices[name])
-
-    def _with_owed(self, name: str, gradient: Tensor) -> Tensor:
-        """A gradient that travels as it is, with what is owed of it since it was compressed."""
-        if (owed := self._errors.get(name)) is None:
-            return gradient
-        self._paid.add(name)
-        return gradient + owed.view_as(gradient)
-
-    @torch.no_grad()
-    def decode(self, name: str, total: Tensor, second: Tensor | None) -> GradientSum:
-        if name not in self._matrices:
-            return super().decode(name, total, second)
-        return self.rebuild(name, total, second)
-
-    def forget(self, name: str) -> None:
-        self._matrices.pop(name, None)
-        self._staged.pop(name, None)
-        self._paid.discard(name)
-
-    def compressed(self, name: str) -> Tensor | None:
-        """The matrix of this update, errors included; None where its gradient travels as it is."""
-        return self._matrices.get(name)
-
-    @torch.no_grad()
-    def pay(self, name: str, gradient: Tensor) -> None:
-        if (owed := self._errors.get(name)) is not None:
-            gradient.add_(owed.view_as(gradient))
-            self._paid.add(name)
-
-    @torch.no_grad()
-    def rescale(self, factor: float) -> None:
-        for owed in self._errors.values():  # factors are orthogonalized before they are used
-            owed.mul_(factor)
-
-    def commit(self) -> None:
-        for name in self._paid:
-            del self._errors[name]
-        for name, (error, factors) in self._staged.items():
-            self._errors.pop(name, None)  # it was a part of this update
-            if self.method.error_feedback:
-                self._errors[name] = error
-            self._factors[name] = factors
-        super().commit()
-        self.discard()
-
-    def discard(self) -> None:
-        super().discard()
-        self._matrices.clear()
-        self._shapes.clear()
-        self._staged.clear()
-        self._paid.clear()
-
-    # State
-
-    def held(self) -> list[Tensor]:
-        return [*self._errors.values(), *(each for two in self._factors.values() for each in two)]
-
-    def views(self) -> list[View]:
-        """Factors and the number of updates, alike on all ranks; what each rank owes is its own."""
-        return [
-            View(FACTORS, self.state_dict, self.load_state_dict),
-            View(
-                OWED, self.owed, self.owe, per_rank=True,
-                regroup=regrouping(self.peers, self.rows), suits=self._suits,
-            ),
-        ]  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of updates and the factors."""
-        return {"step": self.step, **({} if self.rows else self._named_factors())}
-
-    def _named_factors(self) -> dict[str, Tensor]:
-        named = ((f"{name}/{side}", each) for name, two in self._factors.items()
-                 for side, each in zip("PQ", two, strict=True))  # fmt: skip
-        return dict(named)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them up."""
-        self.discard()
-        self.step, self._factors = int(state["step"]), {}
-        if not self.rows:  # else they are each rank's own
-            self._take_factors(state)
-
-    def _take_factors(self, state: Mapping[str, Any]) -> None:
-        for key in state:
-            name, _, side = key.rpartition("/")
-            if side == "P":
-                p, q = (self._own(state[f"{name}/{each}"]) for each in "PQ")
-                self._factors[name] = p, q
-
-    def owed(self) -> dict[str, Any]:
-        """What this rank owes, by the names of gradients; of rows of them, also of which."""
-        if not self.rows:
-            return dict(self._errors)
-        own = {f"{name}{ROWS}": list(self.rows[name]) for name in self._errors}
-        return {**self._errors, **own, **self._named_factors(), LAYOUT: self._layout}
-
-    def owe(self, state: Mapping[str, Any]) -> None:
-        """Take that up."""
-        names = [name for name in state if isinstance(state[name], Tensor)]
-        factors = {name for name in names if name.endswith(("/P", "/Q"))}
-        self._errors = {name: self._own(state[name]) for name in names if name not in factors}
-        if factors:
-            self._take_factors({name: state[name] for name in factors})
-
-    @property
-    def _layout(self) -> list[int] | None:
-        """How ranks share weights, where gradients are rows of them."""
-        found = self.context.hybrid
-        return [found.replicas, found.shards] if self.rows and found is not None else None
-
-    def _suits(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is of ranks that share weights as these do."""
-        return state.get(LAYOUT) == self._layout
-
-    def _own(self, value: Tensor) -> Tensor:
-        return value.to(self.context.device_type, copy=True)
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    """An orthonormal basis [n, r] of the columns of a matrix [n, r], n >= r.
-
-    Of columns that depend on one another, or are zero, some basis that holds their span: finite,
-    and the same on every rank that has the same matrix.
-    """
-    return torch.linalg.qr(matrix)[0]
 
 
 def _sides(shape: TensorShape) -> tuple[int, int]:

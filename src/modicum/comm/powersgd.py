@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from modicum.comm.low_rank import LowRankExchange, LowRankMethod, orthogonal
+from modicum.comm.low_rank import LowRankMethod
+from modicum.comm.low_rank_exchange import LowRankExchange, orthogonal
 from modicum.core.contracts.method import Info
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.matrix_exchange import BEHIND, GradientSum, ProductSum

@@ -31,6 +31,16 @@ class SeenRank:
         """Seconds since its process died; less than 0: it lives."""
         return self.report.process_seconds if self.report.process == "dead" else -1.0
 
+    @property
+    def held(self) -> bool:
+        """Whether no thread of it gives a sign, as where one holds the interpreter's lock."""
+        return self.report.beat_seconds >= HELD_SECONDS
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is held, or marked as in no ordinary step."""
+        return self.report.marked or self.held
+
 
 class SeenRanks:
     """Takes reports of all ranks, in any order.
@@ -137,11 +147,7 @@ class SeenRanks:
                     continue
                 ends = [self.by_rank.get(rank) for rank in group.members]
                 ordinary = all(
-                    end
-                    and end.report.process == "running"
-                    and end.report.beat_seconds < HELD_SECONDS
-                    and not end.report.marked
-                    for end in ends
+                    end and end.report.process == "running" and not end.busy for end in ends
                 )
                 if ordinary and not any(self.lacks(rank, call) for rank in group.members):
                     yield call

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from modicum.comm import PowerSGD
-from modicum.comm.low_rank import LowRankExchange
+from modicum.comm.low_rank_exchange import LowRankExchange
 from modicum.core.errors import InputError
 from modicum.core.ranks import exchange_file
 from modicum.core.ranks.exchange import ExchangeContext
