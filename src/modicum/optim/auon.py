@@ -113,6 +113,10 @@ class BrakedNewtonSchulz:
         """Elements of fp32 next to a matrix while it is mapped."""
         return self.steps.scratch_elements(shape)
 
+    def batches(self, device: str) -> bool:
+        """Whether the steps are of all matrices at once on such a device."""
+        return self.steps.batches(device)
+
 
 class AuON(MatrixOptimizer):
     """Nesterov's momentum of a matrix, divided by its norm and by a number that is all but 1.

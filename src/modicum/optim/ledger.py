@@ -81,9 +81,10 @@ def of_matrices(parts: OptimizerParts, at: OptimizerQuery, *, in_backward: bool)
                 4 * (elements - local) if rank == owner else parameter.element_bytes * local
             )
     scratch = [_scratch(parts, parameter, at.shards) for parameter in matrices]
-    if parts.finish is not None and scratch:
-        scratch = [max(scratch) + _finishing(parts, parts.finish, matrices, in_backward)]
     device = "cpu" if at.batch is None else at.batch.device
+    if parts.finish is not None and scratch:
+        updates, mapping = _finishing(parts.finish, matrices, device, alone=in_backward)
+        scratch = [updates + max(*scratch, mapping)]
     scratch += [_row_scratch(parts, p, rule, at.shards, device) for p, rule in rows]
     phase: Phase = "backward" if in_backward else "step"
     ledger = largest_gradient(at) if in_backward else gradients(at)
@@ -249,16 +250,16 @@ def _scratch(parts: OptimizerParts, parameter: TrainedParameter, shards: int) ->
 
 
 def _finishing(
-    parts: OptimizerParts, finish: MatrixMap, matrices: list[TrainedParameter], alone: bool
-) -> int:
-    """Bytes of the updates that are finished together, and of the worst shape's scratch."""
+    finish: MatrixMap, matrices: list[TrainedParameter], device: str, *, alone: bool
+) -> tuple[int, int]:
+    """Bytes of the updates that are finished together, and of what mapping them works in."""
     sizes = [math.prod(parameter.shape) for parameter in matrices]
     together = max(sizes) if alone else min(sum(sizes), max(*sizes, TOGETHER))
-    each = max(
-        finish.scratch_elements(_shape(parameter)) / size
-        for parameter, size in zip(matrices, sizes, strict=True)
-    )
-    return 4 * math.ceil(together * (1 + each))
+    each = [finish.scratch_elements(_shape(parameter)) for parameter in matrices]
+    mapping = max(each)
+    if finish.batches(device):
+        mapping = math.ceil(together * max(a / b for a, b in zip(each, sizes, strict=True)))
+    return 4 * together, 4 * mapping
 
 
 def _row_scratch(

@@ -56,9 +56,7 @@ class NewtonSchulz:
     def apply_(self, matrices: Sequence[Tensor]) -> None:
         """Bring the singular values of matrices [m, n] of one shape near 1, in place."""
         device = matrices[0].device
-        dtype, batched = self._dtype(device), self.batched
-        if batched is None:
-            batched = device.type != "cpu"
+        dtype, batched = self._dtype(device), self.batches(device.type)
         rows, columns = matrices[0].shape
         for some in (matrices,) if batched else ([matrix] for matrix in matrices):
             x = torch.empty((len(some), rows, columns), dtype=dtype, device=device)
@@ -92,6 +90,11 @@ class NewtonSchulz:
         return self.steps * (4 * small**2 * large + 2 * small**3)
 
     def scratch_elements(self, shape: tuple[int, int]) -> int:
-        """Elements of fp32 next to a matrix while it is mapped: X twice, A twice."""
+        """Elements of fp32 next to a matrix while it is mapped: four of X, as it was and as a step
+        reads, sums and makes it, and X X^T."""
         small, large = min(shape), max(shape)
-        return 2 * small * large + 2 * small**2
+        return 4 * small * large + small**2
+
+    def batches(self, device: str) -> bool:
+        """Whether matrices of one shape are one batch of products on such a device."""
+        return device != "cpu" if self.batched is None else self.batched

@@ -43,6 +43,10 @@ class MatrixMap(Protocol):
         """Elements of fp32 in addition to a matrix while it is mapped, at most."""
         ...
 
+    def batches(self, device: str) -> bool:
+        """Whether the matrices of a call are mapped at once there, and not one after the other."""
+        ...
+
 
 def _alike(rows: int, columns: int) -> float:
     return 1.0

@@ -61,13 +61,26 @@ def test_the_peak_is_the_same_when_events_are_added_up_on_the_way():
     assert first.numel() + third.numel() + fourth.numel() == 4500
 
 
+def test_what_many_events_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr(memory, "_trim", lambda: given.append(True))
+    for count in (10, memory._MANY):
+        with TensorMeter("cpu") as meter:
+            for _ in range(count):
+                torch.empty(3)
+            meter.add_up()
+        assert given == [True] * (count == memory._MANY)
+        assert meter.peak == 4 * 3
+
+
 def test_only_allocations_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     # An exchange records an operator, whose end gloo's threads write down. One that ended after
     # the meter had stopped wrote to freed memory, and sooner or later the process crashed.
     seen: list[str] = []
 
-    def noted(self: Any, events: list[Any]) -> None:
+    def noted(self: Any, events: list[Any]) -> int:
         seen.extend(event.tag.name for event in events)
+        return len(seen)
 
     monkeypatch.setattr(memory._Blocks, "follow", noted)
     with TensorMeter("cpu"), torch.profiler.record_function("an exchange"):

@@ -24,6 +24,8 @@ from modicum.core.torch_private import (
     storage_address,
 )
 
+_MANY = 1 << 14  # events that take as much as a large tensor
+
 
 class TensorMeter:
     """The peak of tensor bytes on a device while the meter is on.
@@ -31,7 +33,8 @@ class TensorMeter:
     On CUDA it is the allocator's own figure. The CPU's allocator keeps none, but reports every
     allocation and release to PyTorch's profiler; the meter adds these up. What is allocated before
     it starts is not seen, so say what that is. Events are kept, two kilobytes for each at the end:
-    add them up where few tensors are there, and stop after a few steps.
+    add them up where few tensors are there, and stop after a few steps. What many of them took is
+    given back, so that the process that is measured does not hold it next to its tensors.
 
     >>> with TensorMeter("cpu") as meter:
     ...     kept = torch.empty(1000)
@@ -71,7 +74,7 @@ class TensorMeter:
     def add_up(self) -> None:
         """Forget the events so far, but for what they come to; nothing if the meter is off."""
         if self.running and self.device.type != "cuda":
-            self._blocks.follow(end_allocation_events())
+            self._follow()
             begin_allocation_events()
 
     def stop(self) -> int:
@@ -81,10 +84,14 @@ class TensorMeter:
         if self.device.type == "cuda":
             self.peak = torch.cuda.max_memory_allocated(self.device)
         else:
-            self._blocks.follow(end_allocation_events())
+            self._follow()
             self.peak = self._blocks.peak
         self.running = False
         return self.peak
+
+    def _follow(self) -> None:
+        if self._blocks.follow(end_allocation_events()) >= _MANY:
+            _trim()
 
 
 class _Blocks:
@@ -101,8 +108,8 @@ class _Blocks:
         self.peak = self._total = before
         self._live: dict[int, int] = {}
 
-    def follow(self, events: list[Any]) -> None:
-        """Add what an event tree of the profiler has."""
+    def follow(self, events: list[Any]) -> int:
+        """Add what an event tree of the profiler has; how many events that were."""
         # In columns of numbers: an object for each would add to the process that is measured.
         times, places, sizes = array("q"), array("Q"), array("q")
         pending = list(events)
@@ -121,6 +128,7 @@ class _Blocks:
                 self._live[place] = size
                 self._total += size
                 self.peak = max(self.peak, self._total)
+        return len(times)
 
 
 def bytes_by_kind(
@@ -195,6 +203,11 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    _trim()
+
+
+def _trim() -> None:
+    """Give back what is free in the C library's heap."""
     if sys.platform == "linux":
         import ctypes
 
