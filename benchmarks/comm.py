@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from comm_recipes import FULL_RUN, QUICK_RUN, in_the_trainer
-from common import RESULTS, alone, say, write_result
+from common import RESULTS, alone, quiet, say, write_result
 
 from modicum.core.errors import InputError
 from modicum.core.machine import this_machine
@@ -41,7 +41,7 @@ from modicum.proofs.comm.step_bounds import World, break_even
 from modicum.proofs.ranks import at_ranks
 
 BENCH = "modicum.proofs.comm.curve_bench"
-APART, BUSY = 0.15, 0.5
+APART = 0.15
 # What a port's counter says, less the headers of packets, over the bytes of the meter.
 PAYLOAD, DEVICE_OFF = "payload_over_bytes", 0.03
 # The most that fp32 sums may take of DDP's step; the least that PowerSGD's step may be of ACP-SGD's
@@ -56,20 +56,28 @@ WORLDS, RESULT = ("sleeping", "computing", "trainer"), RESULTS / "comm.json"
 # Measuring
 
 
-def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) -> Row:
+def curve(
+    world: World,
+    ratios: Mapping[str, tuple[float, ...]],
+    by_port: bool,
+    settled: Callable[[], float],
+) -> Row:
     """A world at every ratio, what pretended links are off, and where methods begin to pay.
 
     Args:
         ratios: those of links that are pretended in any case, and of those shaped where possible.
+        settled: waits until nothing else runs here, and gives the load.
     """
+    pretended = partial(on_a_pretended_link, world, settled=settled)
     compute = world.compute
     if not compute:
+        settled()
         task = {"arms": {"none": {"arm": "none"}}, "model": world.model, "rate": 1e12}
         compute = median(
             at_ranks(f"{BENCH}:curve", world.ranks, task)[0]["arms"]["none"]["seconds"]
         )
     rates = {r: world.rate(r, compute) for each in ratios.values() for r in each}
-    points = {ratio: on_a_pretended_link(world, rates[ratio]) for ratio in ratios["pretended"]}
+    points = {ratio: pretended(rates[ratio]) for ratio in ratios["pretended"]}
     kinds = dict.fromkeys(points, "pretended")
     asked, apart, why = {r: rates[r] for r in ratios["shaped"]}, dict[str, Any](), None
     first = next(iter(points.values()))["arms"].values()
@@ -77,25 +85,26 @@ def curve(world: World, ratios: Mapping[str, tuple[float, ...]], by_port: bool) 
     try:
         if not by_port:
             raise InputError("pretended links were asked for")
-        ports, off = on_shaped_links(world, asked, message)
+        ports, off = on_shaped_links(world, asked, message, settled=settled)
         for ratio, part in off.items():
             say(f"ratio {ratio:g}: a cold message of {message} bytes is off by {part:+.1%}")
         points |= ports
         kinds |= dict.fromkeys(ports, "shaped")
         for ratio in {min(asked), max(asked)}:
             link = ports[ratio]["link"]
-            alike = on_a_pretended_link(world, link["rate"], link["latency"])
+            alike = pretended(link["rate"], link["latency"])
             apart[str(ratio)] = _over(alike["arms"], ports[ratio]["arms"])
     except InputError as error:
         why = str(error)
         say(f"links are pretended: {why}")
-        points |= {ratio: on_a_pretended_link(world, rate) for ratio, rate in asked.items()}
+        points |= {ratio: pretended(rate) for ratio, rate in asked.items()}
         kinds |= dict.fromkeys(asked, "pretended")
     steps = {
         ratio: {label: row["step"] for label, row in point["arms"].items()}
         for ratio, point in points.items()
     }
     labels = [label for label in world.arms() if label not in ("none", "ddp", "dense_fp32")]
+    settled()
     coded = at_ranks(f"{BENCH}:coding", world.ranks, {"arms": world.arms(), "model": world.model})
     return {
         "compute": compute,
@@ -165,20 +174,19 @@ def main() -> None:
     )
     given = parser.parse_args()
     by_port = given.shaped or not given.quick
-    if not given.quick and os.getloadavg()[0] > BUSY:
-        raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
+    settled = partial(quiet, refuses=not given.quick)
     few = {"pretended": (0.3,), "shaped": (3.0,)}
     every = {"pretended": VIRTUAL_RATIOS, "shaped": RATIOS}
     if given.quick:
         measured = {
-            "sleeping": lambda: curve(QUICK, few, by_port),
-            "trainer": lambda: in_the_trainer(QUICK_RUN, 8, {"shaped": (3.0,)}, by_port),
+            "sleeping": lambda: curve(QUICK, few, by_port, settled),
+            "trainer": lambda: in_the_trainer(QUICK_RUN, 8, {"shaped": (3.0,)}, by_port, settled),
         }
     else:
         measured = {
-            "sleeping": lambda: curve(SLEEPING, every, by_port),
-            "computing": lambda: curve(COMPUTING, every, by_port),
-            "trainer": lambda: in_the_trainer(FULL_RUN, 14, every, by_port),
+            "sleeping": lambda: curve(SLEEPING, every, by_port, settled),
+            "computing": lambda: curve(COMPUTING, every, by_port, settled),
+            "trainer": lambda: in_the_trainer(FULL_RUN, 14, every, by_port, settled),
         }
     settings = {"sleeping": vars(SLEEPING), "computing": vars(COMPUTING), "run": FULL_RUN}
     worlds: dict[str, Row] = {}

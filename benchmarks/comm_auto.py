@@ -15,23 +15,30 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from comm_recipes import FULL_RUN, QUICK_RUN, RECIPES, by_itself, recipes_of, write_data
-from common import RESULTS, alone, say, write_result
+from comm_recipes import (
+    FULL_RUN,
+    QUICK_RUN,
+    Shape,
+    by_itself,
+    least_message,
+    on_the_wire,
+    recipes_of,
+    write_data,
+)
+from common import RESULTS, alone, quiet, say, write_result
 
-from modicum.core.errors import InputError
 from modicum.core.files import user_cache
-from modicum.proofs.comm.links import shaped
 from modicum.proofs.comm.step_bounds import StepRow as Row
 from modicum.proofs.comm.step_bounds import WorldArms as Arms
-from modicum.proofs.ranks import at_ranks
 
-RATIOS, BUSY = (1.0, 3.0, 10.0), 0.5
+RATIOS = (1.0, 3.0, 10.0)
 OVER_BEST, FORECAST_OFF, LOSS_OFF = 1.1, 0.15, 0.01
 PLAIN, AUTO = "plain", "auto"
 
@@ -48,12 +55,12 @@ def ways(recipes: Arms) -> Arms:
     return {**found, AUTO: {**plain, "comm": {"method": AUTO, "among": among}}}
 
 
-def judged(rows: Mapping[str, Row], none: float, rate: float) -> Row:
+def judged(rows: Mapping[str, Row], none: float, link: Mapping[str, float]) -> Row:
     """Auto's step, forecast and loss at one ratio, and whether each is within its bar.
 
     Args:
         none: seconds of a step in which nothing travels.
-        rate: of the link, in bytes a second.
+        link: its rate, in bytes a second, and its latency.
     """
     steps = {label: median(row["seconds"]) for label, row in rows.items()}
     best = min((label for label in steps if label != AUTO), key=lambda label: steps[label])
@@ -67,7 +74,7 @@ def judged(rows: Mapping[str, Row], none: float, rate: float) -> Row:
         "chosen": auto["chosen"],
         "best": best,
         "over_best": steps[AUTO] / steps[best],
-        "over_bound": steps[AUTO] / max(none, auto["bytes"] / rate),
+        "over_bound": steps[AUTO] / max(none, on_the_wire(auto, link)),
         "forecast_off": off,
         "loss": {label: row["loss"] for label, row in rows.items()},
         "loss_off": apart,
@@ -99,38 +106,41 @@ def own_cache() -> Iterator[None]:
                 os.environ["XDG_CACHE_HOME"] = before
 
 
-def at_rate(recipes: Arms, rate: float, by_port: bool) -> tuple[Row, Row, str]:
-    """What came of each recipe, the link that was measured, and what kind it is."""
-    if by_port:
-        said, bursts = f"{round(rate * 8 / 1000)}kbit", [max(3_200, round(rate / 1000))]
-        try:
-            [link] = shaped(2, [said], f"{RECIPES}:keeps_link", [{}], bursts=bursts)
-        except InputError as error:
-            say(f"the link is pretended: {error}")
-        else:
-            name, tasks = f"{RECIPES}:trained", [{"recipes": recipes}]
-            [rows] = shaped(2, [said], name, tasks, bursts=bursts, seconds=7200)
-            return rows, link, "shaped"
-    link = at_ranks(f"{RECIPES}:keeps_link", 2, {"rate": rate})[0]
-    told_all = {"recipes": recipes, "rate": rate}
-    return at_ranks(f"{RECIPES}:trained", 2, told_all, seconds=7200)[0], link, "pretended"
+def at_rate(recipes: Arms, rate: float, shape: Shape) -> tuple[Row, dict[str, float]]:
+    """What came of each recipe, and the link, which was measured before."""
+    link = shape.on_it(rate, "keeps_link", {})
+    return shape.on_it(rate, "trained", {"recipes": recipes}), link
 
 
 def measured(
-    size: Mapping[str, Any], steps: int, ratios: tuple[float, ...], by_port: bool
+    size: Mapping[str, Any],
+    steps: int,
+    ratios: tuple[float, ...],
+    by_port: bool,
+    settled: Callable[[], float],
 ) -> Iterator[Row]:
-    """The rows of all ratios so far, after each."""
+    """The rows of all ratios so far, after each.
+
+    Args:
+        settled: waits until nothing else runs here, and gives the load.
+    """
     found: Row = {}
     with tempfile.TemporaryDirectory() as folder, own_cache():
         data = Path(folder) / "text.jsonl"
         write_data(data)
         recipes = recipes_of(data, steps, size)
+        settled()
         compute, gradients = by_itself(recipes["dense_fp32"], size["rows"] // 2)
+        every = ways(recipes)
+        single = {label: recipe for label, recipe in every.items() if label != AUTO}
+        message = least_message(single) if by_port else 0
         for ratio in ratios:
             rate = gradients / (ratio * compute)
-            rows, link, kind = at_rate(ways(recipes), rate, by_port)
-            row = {"link_is": kind, "megabits": rate * 8e-6, "link": link, "none": compute}
-            found[f"{ratio:g}"] = row | judged(rows, compute, link["rate"])
+            load = settled()
+            shape = Shape.of(rate, message) if by_port else Shape()
+            rows, link = at_rate(every, rate, shape)
+            row = {"megabits": rate * 8e-6, "link": link, "load": load, "none": compute}
+            found[f"{ratio:g}"] = shape.as_json() | row | judged(rows, compute, link)
             say(f"ratio {ratio:g}: {found[f'{ratio:g}']['over_best']:.2f} of the best single one's")
             yield found
 
@@ -149,14 +159,13 @@ def main() -> None:
     parser.add_argument("--pretended", action="store_true", help="shape no link")
     parser.add_argument("--ratios", type=float, nargs="+", choices=RATIOS, help="measure these")
     given = parser.parse_args()
-    if not given.quick and os.getloadavg()[0] > BUSY:
-        raise SystemExit(f"other programs run here (load {os.getloadavg()[0]:.1f}): no figures")
     size, steps = (QUICK_RUN, 10) if given.quick else (FULL_RUN, 24)
     figures: Row = {}
     with alone():
         ratios = tuple(given.ratios or ((3.0,) if given.quick else RATIOS))
         before = last_rows() if given.ratios and not given.quick else {}
-        for new in measured(size, steps, ratios, not given.pretended):
+        settled = partial(quiet, refuses=not given.quick)
+        for new in measured(size, steps, ratios, not given.pretended, settled):
             rows = dict(sorted((before | new).items(), key=lambda row: float(row[0])))
             within = {
                 name: all(row["within"][name] for row in rows.values())

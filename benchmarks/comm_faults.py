@@ -142,7 +142,7 @@ def main() -> None:
         # As the ranks will, whose start is limited.
         torch.set_num_threads(1)
         machine_record(parts=["recomputation"])
-        progress = Progress(given.progress, {"sources": sources()})
+        progress = Progress(given.progress, {"sources": sources()}, refuses=not given.quick)
         for number in range(count):
             fault = drawn(given.seed, number)
             compiled = fault["moment"] == COMPILING
@@ -157,6 +157,7 @@ def main() -> None:
             table[fault["kind"]].append(found)
     figures = {kind: row(trials) for kind, trials in table.items()}
     figures["all"] = {"injected": count, "right": sum(each["right"] for each in figures.values())}
+    figures["all"]["greatest_load_before"] = max(progress.loads, default=None)
     print(json.dumps(figures, indent=2))
     if not given.quick:
         write_result("comm_faults", figures, {"count": count, "seed": given.seed, "steps": STEPS})

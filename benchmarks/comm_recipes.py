@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +15,7 @@ from common import say
 
 from modicum.core.errors import InputError
 from modicum.core.units import parse_bytes
-from modicum.proofs.comm.links import shaped
+from modicum.proofs.comm.links import in_tc, shaped, tried_link
 from modicum.proofs.comm.step_bounds import StepRow as Row
 from modicum.proofs.comm.step_bounds import WorldArms as Arms
 from modicum.proofs.comm.step_bounds import break_even
@@ -66,28 +67,39 @@ def write_data(file: Path) -> None:
 
 
 def in_the_trainer(
-    size: Mapping[str, Any], steps: int, ratios: Mapping[str, tuple[float, ...]], by_port: bool
+    size: Mapping[str, Any],
+    steps: int,
+    ratios: Mapping[str, tuple[float, ...]],
+    by_port: bool,
+    settled: Callable[[], float],
 ) -> Row:
     """Two ranks of `modicum train` with each recipe, at every ratio.
 
     Args:
         ratios: those of links that are pretended in any case, and of those shaped where possible.
+        settled: waits until nothing else runs here, and gives the load.
     """
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "text.jsonl"
         write_data(data)
         recipes = recipes_of(data, steps, size)
+        settled()
         compute, gradients = by_itself(recipes["dense_fp32"], size["rows"] // 2)
+        message = least_message(recipes) if by_port else 0
         say(f"a step of the trainer by itself: {compute:.3f} s")
         found: Row = {}
         for kind, asked in ratios.items():
             for ratio in asked:
                 rate = gradients / (ratio * compute)
-                rows, link, used = _trained(recipes, rate, kind == "shaped" and by_port)
-                say(f"trainer, {used} link, ratio {ratio:g}")
+                load = settled()
+                shape = Shape.of(rate, message) if kind == "shaped" and by_port else Shape()
+                rows, link = _trained(recipes, rate, shape)
+                say(f"trainer, {shape.kind} link, ratio {ratio:g}")
                 found[str(ratio)] = {
-                    "link_is": used,
+                    **shape.as_json(),
                     "megabits": rate * 8e-6,
+                    "link": link,
+                    "load": load,
                     "none": compute,
                     "arms": {k: _in_recipe(row, compute, link) for k, row in rows.items()},
                 }
@@ -118,25 +130,73 @@ def _at_two(task: Mapping[str, Any]) -> Row:
     return found
 
 
-def _trained(recipes: Arms, rate: float, by_port: bool) -> tuple[Row, dict[str, float], str]:
-    """What came of each recipe, the link as it was measured, and what kind it is."""
-    if by_port:
-        said, bursts = [f"{round(rate * 8 / 1000)}kbit"], [max(3_200, round(rate / 1000))]
-        bare: list[Row] = [{"arms": {}, "model": {}}]
+def least_message(recipes: Arms) -> int:
+    """Bytes of a call in two updates of the recipe whose calls are the shortest, in the mean."""
+    short = {
+        label: {**recipe, "training": {**recipe["training"], "steps": 2}}
+        for label, recipe in recipes.items()
+    }
+    rows = _at_two({"recipes": short}).values()
+    return int(min(row["bytes"] / row["calls"] for row in rows if row["calls"]))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a link of a rate is shaped, as it was tried; without a burst it is pretended.
+
+    Args:
+        cold_off: by what part a cold message was off the time of its bytes.
+        why_not: why it is pretended, where a shaped one was asked for.
+    """
+
+    burst: int = 0
+    cold_off: float | None = None
+    why_not: str | None = None
+
+    @classmethod
+    def of(cls, rate: float, message: int) -> Shape:
+        """A link of so many bytes a second for messages of so many bytes and more."""
         try:
-            [measured] = shaped(2, said, f"{BENCH}:curve", bare, bursts=bursts)
+            return cls(*tried_link(2, rate, message))
         except InputError as error:
             say(f"the link is pretended: {error}")
-        else:
-            tasks = [{"recipes": recipes}]
-            name = f"{RECIPES}:trained"
-            [rows] = shaped(2, said, name, tasks, bursts=bursts, seconds=7200)
-            return rows, measured["link"], "shaped"
-    return _at_two({"recipes": recipes, "rate": rate}), {"rate": rate}, "pretended"
+            return cls(why_not=str(error))
+
+    @property
+    def kind(self) -> str:
+        """What kind of link it is."""
+        return "shaped" if self.burst else "pretended"
+
+    def as_json(self) -> Row:
+        """What a result says of it."""
+        found: Row = {"link_is": self.kind}
+        found |= {"burst": self.burst, "cold_off": self.cold_off} if self.burst else {}
+        return found | ({"not_shaped": self.why_not} if self.why_not else {})
+
+    def on_it(self, rate: float, function: str, task: Mapping[str, Any]) -> Any:
+        """What a function of the bench of recipes gives at two ranks on such a link."""
+        name = function if ":" in function else f"{RECIPES}:{function}"
+        if not self.burst:
+            return at_ranks(name, 2, {**task, "rate": rate}, seconds=7200)[0]
+        [found] = shaped(2, [in_tc(rate)], name, [task], bursts=[self.burst], seconds=7200)
+        return found
+
+
+def _trained(recipes: Arms, rate: float, shape: Shape) -> tuple[Row, dict[str, float]]:
+    """What came of each recipe, and the link, as it was measured."""
+    link = {"rate": rate, "latency": 0.0}
+    if shape.burst:
+        link = shape.on_it(rate, f"{BENCH}:curve", {"arms": {}, "model": {}})["link"]
+    return shape.on_it(rate, "trained", {"recipes": recipes}), link
+
+
+def on_the_wire(row: Row, link: Mapping[str, float]) -> float:
+    """Seconds of an update's own calls on a link: each step of them, and the bytes."""
+    return float(link["latency"] * row["ring_steps"] + row["bytes"] / link["rate"])
 
 
 def _in_recipe(row: Row, compute: float, link: Mapping[str, float]) -> Row:
-    step, wire = median(row["seconds"]), row["bytes"] / link["rate"]
+    step, wire = median(row["seconds"]), on_the_wire(row, link)
     return {
         "step": step,
         "range": [min(row["seconds"]), max(row["seconds"])],
@@ -144,6 +204,7 @@ def _in_recipe(row: Row, compute: float, link: Mapping[str, float]) -> Row:
         "bound": max(compute, wire),
         "over_bound": step / max(compute, wire),
         "bytes": row["bytes"],
+        "calls": row["calls"],
         "ledger": row["said"],
         "bytes_are_ledger": row["bytes"] == row["said"],
         "loss": row["loss"],

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -16,28 +13,36 @@ from statistics import median, quantiles
 from typing import Any
 
 from modicum.core.files import write_json
+from modicum.proofs.bench import quiet as quiet_machine
+from modicum.proofs.bench.quiet import BusyMachine, alone, say
+
+__all__ = [
+    "HERE",
+    "RESULTS",
+    "alone",
+    "interleaved",
+    "paired_ratio",
+    "quiet",
+    "say",
+    "spread",
+    "write_result",
+]
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Wait until no other benchmark runs on this machine, and keep others waiting."""
-    path = Path(tempfile.gettempdir()) / f"modicum-benchmark-{os.getuid()}.lock"
-    with open(path, "a", encoding="utf-8") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another benchmark to end")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def quiet(*, refuses: bool = True) -> float:
+    """The machine's load right before a series, once it has fallen (`modicum.proofs.bench.quiet`).
 
-
-def say(text: str) -> None:
-    """Tell who watches; standard output is for results."""
-    print(text, file=sys.stderr, flush=True)
+    Args:
+        refuses: the benchmark ends where it does not fall; else it stays as it is.
+    """
+    try:
+        return quiet_machine.quiet(refuses=refuses)
+    except BusyMachine as error:
+        raise SystemExit(f"{error}; the same command when they have ended") from None
 
 
 def interleaved(

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, alone, say, spread, write_result
+from common import RESULTS, alone, quiet, say, spread, write_result
 
 import modicum
 from modicum.core.files import user_cache
@@ -58,24 +58,34 @@ Findings = defaultdict[str, list[dict[str, Any]]]
 
 
 class Progress:
-    """Trials that have ended, a line each; those of other code or settings are made again."""
+    """Trials that have ended, a line each; those of other code or settings are made again.
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    Args:
+        refuses: no trial is made while other programs run here.
+
+    Attributes:
+        loads: of the machine, before each trial that was asked for, where that is known.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], *, refuses: bool = True) -> None:
         self._path, self._settings = path, json.dumps(settings, sort_keys=True)
+        self._refuses, self.loads = refuses, list[float]()
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         rows = [json.loads(line) for line in lines]
-        self._known = {row["key"]: row["found"] for row in rows if row["by"] == self._settings}
+        self._known = {row["key"]: row for row in rows if row["by"] == self._settings}
 
     def of(self, key: str, make: Callable[[], Any]) -> Any:
         """What a trial found, made where it is not known."""
         if key not in self._known:
             say(key)
-            self._known[key] = make()
+            row = {"key": key, "by": self._settings, "load": quiet(refuses=self._refuses)}
+            row["found"] = make()
+            self._known[key] = row
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            row = {"key": key, "by": self._settings, "found": self._known[key]}
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        return self._known[key]
+        self.loads += [load] if (load := self._known[key].get("load")) is not None else []
+        return self._known[key]["found"]
 
 
 Part = Callable[[Progress, Findings, argparse.Namespace], dict[str, Any]]
@@ -226,12 +236,14 @@ def at_rest(calm: dict[str, Any], seconds: float, **more: float) -> dict[str, An
 
 def of_part(make: Part, progress: Progress, given: argparse.Namespace) -> dict[str, Any]:
     """The table of one part: its faults in rows, runs without any, and what went wrong."""
-    found = Findings(list)
+    found, before = Findings(list), len(progress.loads)
     rows = make(progress, found, given)
+    loads = progress.loads[before:]
     every = [one for trials in found.values() for one in trials]
     return {
         "faults": {fault: row(trials) for fault, trials in found.items()},
         **rows,
+        **({"load before a trial": spread(loads)} if loads else {}),
         "alarms before faults": sum(one.get("false", 0) for one in every),
         "wrong": [one for one in every if not one["right"]],
     }
@@ -274,7 +286,7 @@ def main() -> None:
     if given.quick:
         given.trials, given.calm = 1, 15.0
     by = {"sources": sources(), "shift": int(given.null), "ranks": RANKS}
-    progress, parts = Progress(given.progress, by), {}
+    progress, parts = Progress(given.progress, by, refuses=not given.quick), {}
     writes = not given.null and not given.quick
     with alone():
         # Once another one that waited for has ended, and has written its own parts.

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from common import HERE, alone, paired_ratio, say, spread, write_result
+from common import HERE, alone, paired_ratio, quiet, say, spread, write_result
 
 SIZE = {"layers": 24, "width": 768, "rows": 64, "block": 4, "blocks": 60}
 BUCKETS = {"a recipe's": None, "of one layer": 4 * 768 * 768}
@@ -82,6 +82,7 @@ def main() -> None:
     with alone():
         for name, bucket in BUCKETS.items():
             size = {**SIZE, "bucket": bucket or ParallelSection().bucket}
+            load = quiet()
             found = at_ranks("wire_meter:timed", 2, size)[0]
             ratio = paired_ratio(found["seconds"]["with"], found["seconds"]["without"])
             plain = spread(found["seconds"]["without"])
@@ -90,6 +91,7 @@ def main() -> None:
             say(f"buckets {name}: {update}; noting them costs {cost:+.2%}")
             figures[f"buckets {name}"] = {
                 "cost": cost,
+                "load": load,
                 "ratio": ratio,
                 "seconds_without": plain,
                 "seconds_with": spread(found["seconds"]["with"]),

@@ -37,10 +37,12 @@ class Network:
     offsets: Sequence[float] = (0.0,) * 8
     drift: float = 0.0  # of rank 1's clock
     again: int = 0  # the iteration in which the fault comes again, after 40 without it
+    only: frozenset[Link] | None = None  # of all pairs, those that send to one another
 
     def links(self, step: int) -> list[Link]:
-        if self.all_pairs:
-            return [(r, (r + step + 1) % self.ranks) for r in range(self.ranks)]
+        if self.all_pairs or self.only is not None:
+            pairs = [(r, (r + step + 1) % self.ranks) for r in range(self.ranks)]
+            return [one for one in pairs if self.only is None or one in self.only]
         forward = [(r, (r + 1) % self.ranks) for r in range(self.ranks)]
         return forward + [(b, a) for a, b in forward] * self.both_ways
 
@@ -102,7 +104,7 @@ class Network:
         pairs = {link for step in range(self.ranks - 1) for link in self.links(step)}
         members = {link_name("0", *link): link for link in sorted(pairs) if rank in link}
         return RankReport(
-            rank=rank, host="abcd"[rank], process="running", process_seconds=0.0, beat_seconds=0.1,
-            starved=0.0, left=0, words="", marked=False, place="", entered={"0": number + 1},
+            rank=rank, host="abcdefgh"[rank], process="running", process_seconds=0.0,
+            beat_seconds=0.1, starved=0.0, left=0, words="", marked=False, place="", entered={"0": number + 1},
             members={**members, "0": tuple(range(self.ranks))}, open=(), done=tuple(done),
         )  # fmt: skip

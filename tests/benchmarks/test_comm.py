@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.benchmarks.conftest import ROOT
 
 from modicum.core.errors import InputError
-from modicum.proofs.comm.links import burst_for
+from modicum.proofs.comm import links
+from modicum.proofs.comm.links import COLD, burst_for
 
 
 @pytest.fixture
@@ -67,3 +69,106 @@ def test_recipes_differ_in_their_exchange_alone(bench, tmp_path) -> None:
     for recipe in kept.values():
         assert recipe.training == kept["dear"].training
         assert recipe.model == kept["dear"].model
+
+
+GRADIENTS, COMPUTE = 13_000_000, 1.0
+LENGTHS = {"dense_fp32": 2_000_000, "acp_sgd": 200_000}  # bytes of a call
+
+
+class Bench:
+    """What the bench of recipes gives at two ranks, and what it was asked for."""
+
+    def __init__(self, off: float) -> None:
+        self.off, self.asked = off, list[tuple[Any, ...]]()
+
+    def shaped(self, ranks: int, rates: list[str], name: str, tasks: Any, **more: Any) -> list[Any]:
+        self.asked.append((name.partition(":")[2], rates[0], *more["bursts"]))
+        if name == COLD:
+            return [(1 + self.off) * tasks[0]["message"] * 8 / (1000 * int(rates[0][:-4]))]
+        return [self.answer(name, tasks[0])]
+
+    def at_ranks(self, name: str, ranks: int, task: Any, **more: Any) -> list[Any]:
+        self.asked.append((name.partition(":")[2], task.get("rate")))
+        return [self.answer(name, task)]
+
+    def answer(self, name: str, task: Any) -> Any:
+        if name.endswith(":curve"):
+            return {"arms": {}, "link": {"rate": 1e6, "latency": 0.01}}
+        if name.endswith(":keeps_link"):
+            return {"rate": 1e6, "latency": 0.01}
+        row = {"seconds": [3.0, 2.0, 2.5], "loss": 1.0, "said": 2e6, "ring_steps": 8.0,
+               "forecast": 2.0, "chosen": None}  # fmt: skip
+        return {
+            label: row | {"bytes": 2e6, "calls": 2e6 / LENGTHS.get(label, 2_000_000)}
+            for label in task["recipes"]
+        }
+
+
+@pytest.fixture
+def wire(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(off: float = 0.1) -> Bench:
+        bench.made = Bench(off)
+        for home in (bench.recipes, links):
+            monkeypatch.setattr(home, "shaped", bench.made.shaped)
+        monkeypatch.setattr(bench.recipes, "at_ranks", bench.made.at_ranks)
+        monkeypatch.setattr(bench.recipes, "by_itself", lambda *_: (COMPUTE, GRADIENTS))
+        return bench.made
+
+    return made
+
+
+def in_the_trainer(bench: SimpleNamespace, ratio: float) -> Any:
+    ratios = {"pretended": (0.3,), "shaped": (ratio,)}
+    recipes = bench.recipes
+    found = recipes.in_the_trainer(recipes.FULL_RUN, 14, ratios, True, lambda: 0.25)
+    return found["ratios"]
+
+
+def test_links_of_the_trainer_are_tried_before_they_are_believed(bench, wire) -> None:
+    """By the rule of `links`: its burst, and a cold message."""
+    wire()
+    found = in_the_trainer(bench, 10.0)["10.0"]
+    rate = GRADIENTS / (10.0 * COMPUTE)
+    burst = burst_for(rate, LENGTHS["acp_sgd"])
+    assert (found["link_is"], found["burst"], found["load"]) == ("shaped", burst, 0.25)
+    assert burst <= 0.05 * LENGTHS["acp_sgd"]
+    assert found["cold_off"] == pytest.approx(0.1)
+    at = links.in_tc(rate)
+    names = ("cold_seconds", "curve", "trained")
+    assert bench.made.asked[-3:] == [(name, at, burst) for name in names]
+
+
+@pytest.mark.parametrize(("off", "ratio"), [(0.2, 10.0), (0.0, 1.0)])
+def test_a_link_that_fails_the_rule_is_pretended_and_says_so(bench, wire, off, ratio) -> None:
+    """Its cold message is late; or a twentieth of its messages is less than it passes at once."""
+    wire(off)
+    found = in_the_trainer(bench, ratio)[str(ratio)]
+    assert found["link_is"] == "pretended"
+    assert "burst" not in found
+    assert ("a cold message takes +20%" if off else "more than a twentieth") in found["not_shaped"]
+    assert bench.made.asked[-1] == ("trained", GRADIENTS / ratio)
+
+
+def test_the_bound_of_the_trainer_counts_each_step_of_a_call(bench, wire) -> None:
+    wire()
+    found = in_the_trainer(bench, 10.0)
+    shaped, pretended = (found[at]["arms"]["acp_sgd"] for at in ("10.0", "0.3"))
+    assert shaped["wire"] == shaped["bound"] == pytest.approx(8 * 0.01 + 2.0)
+    assert shaped["over_bound"] == pytest.approx(2.5 / 2.08)
+    assert pretended["bound"] == COMPUTE
+    assert pretended["wire"] == pytest.approx(2e6 / (GRADIENTS / 0.3))
+
+
+def test_links_for_auto_are_tried_by_the_same_rule(bench, wire, monkeypatch) -> None:
+    auto = importlib.import_module("comm_auto")
+    made = wire()
+    monkeypatch.setattr(auto, "by_itself", lambda *_: (COMPUTE, GRADIENTS))
+    loads = iter((0.0, 0.125, 0.25))
+    (_, rows) = auto.measured(auto.FULL_RUN, 24, (1.0, 10.0), True, lambda: next(loads))
+    assert [(row["link_is"], row["load"]) for row in rows.values()] == [
+        ("pretended", 0.125),
+        ("shaped", 0.25),
+    ]
+    burst = burst_for(GRADIENTS / 10, LENGTHS["acp_sgd"])
+    assert [each[0] for each in made.asked[-3:]] == ["cold_seconds", "keeps_link", "trained"]
+    assert {each[2] for each in made.asked[-3:]} == {burst}

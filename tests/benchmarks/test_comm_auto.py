@@ -24,20 +24,22 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def row(step: float, loss: float = 2.0, forecast: float | None = None) -> dict[str, Any]:
     times = [step, 9 * step, step]
-    return {"seconds": times, "loss": loss, "forecast": forecast, "chosen": None, "bytes": 900.0}
+    said = {"forecast": forecast, "chosen": None, "bytes": 900.0, "ring_steps": 4}
+    return {"seconds": times, "loss": loss, **said}
 
 
 def test_auto_is_held_against_the_best_single_exchange(bench) -> None:
     rows = {"plain": row(2.0), "dear": row(1.5), "acp_sgd": row(1.0), "auto": row(1.05, 2.01, 1.2)}
-    found = bench.judged(rows, 0.3, 1000.0)
-    assert found["over_bound"] == pytest.approx(1.05 / 0.9)
-    assert bench.judged(rows, 1.05, 1000.0)["over_bound"] == 1.0
+    link = {"rate": 1000.0, "latency": 0.01}
+    found = bench.judged(rows, 0.3, link)
+    assert found["over_bound"] == pytest.approx(1.05 / 0.94)
+    assert bench.judged(rows, 1.05, link)["over_bound"] == 1.0
     assert found["best"] == "acp_sgd"
     assert found["over_best"] == pytest.approx(1.05)
     assert found["forecast_off"] == {"auto": pytest.approx(1.2 / 1.05 - 1)}
     assert found["within"] == {"over_best": True, "forecast": True, "loss": True}
     rows["auto"] = row(1.2, 2.1, None)
-    within = bench.judged(rows, 0.3, 1000.0)["within"]
+    within = bench.judged(rows, 0.3, link)["within"]
     assert within == {"over_best": False, "forecast": False, "loss": False}
 
 
@@ -71,11 +73,10 @@ def test_a_ratio_that_is_measured_again_stands_among_the_others(
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     monkeypatch.setattr(bench, "alone", nullcontext)
-    monkeypatch.setattr(bench.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(bench, "write_result", lambda _, figures, __: written.append(figures))
     again = {"within": passes | {"loss": False}, "when": "again"}
     monkeypatch.setattr(
-        bench, "measured", lambda _, __, ratios, ___: iter([{f"{ratios[0]:g}": again}])
+        bench, "measured", lambda _, __, ratios, *___: iter([{f"{ratios[0]:g}": again}])
     )
     monkeypatch.setattr("sys.argv", ["comm_auto.py", "--ratios", "3"])
     bench.main()

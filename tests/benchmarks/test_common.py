@@ -76,3 +76,17 @@ def test_a_result_says_where_it_comes_from(
     assert result["settings"] == {"rounds": 3}
     assert {"processor", "cores", "memory_bytes", "flops"} <= result["machine"].keys()
     assert {"python", "torch"} <= result["versions"].keys()
+
+
+def test_a_benchmark_ends_where_others_have_the_processors(
+    common: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*, refuses: bool) -> float:
+        if refuses:
+            raise common.BusyMachine("other programs run here")
+        return 1.5
+
+    monkeypatch.setattr(common.quiet_machine, "quiet", busy)
+    assert common.quiet(refuses=False) == 1.5
+    with pytest.raises(SystemExit, match="other programs run here; the same command when"):
+        common.quiet()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+import json
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,3 +95,39 @@ def test_a_part_measured_later_joins_what_the_result_has(bench) -> None:
         "paused in compute: right",
         "alarms before faults",
     ]
+
+
+def test_the_load_is_looked_at_before_each_trial_that_is_made(bench, tmp_path, monkeypatch) -> None:
+    asked: list[bool] = []
+    loads = iter((0.1, 0.3))
+
+    def quiet(*, refuses: bool) -> float:
+        asked.append(refuses)
+        return next(loads)
+
+    monkeypatch.setattr(bench, "quiet", quiet)
+    file = tmp_path / "trials.jsonl"
+    progress = bench.Progress(file, {"of": 1})
+    assert progress.of("a", lambda: [1]) == progress.of("a", lambda: [2]) == [1]
+    again = bench.Progress(file, {"of": 1}, refuses=False)
+    given = SimpleNamespace()
+
+    def trials(progress: Any, found: Any, _: Any) -> dict[str, Any]:
+        found["fault"] += [{"right": True} for key in "ab" for _ in progress.of(key, lambda: [3])]
+        return {}
+
+    part = bench.of_part(trials, again, given)
+    assert asked == [True, False]
+    assert part["load before a trial"] == bench.spread([0.1, 0.3])
+    assert part["faults"]["fault"]["trials"] == 2
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["key"], line["load"], line["found"]) for line in lines] == [
+        ("a", 0.1, [1]),
+        ("b", 0.3, [3]),
+    ]
+    for line in lines:  # of before it was looked at
+        del line["load"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "load before a trial" not in bench.of_part(
+        trials, bench.Progress(file, {"of": 1}), given
+    )

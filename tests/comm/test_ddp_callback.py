@@ -183,17 +183,22 @@ def test_what_is_owed_is_in_the_trainer_s_checkpoints(pool: Pool, tmp_path: Path
 
 
 def page(ranks: Ranks, folder: str) -> list[float]:
-    """The page's first example and the one for several ranks, as a script that torchrun starts."""
+    """The page's first example and those for several ranks, as a script that torchrun starts."""
     own = Path(folder) / str(ranks.rank)
     own.mkdir()
     file = Path(__file__).parents[2] / "docs" / "how-to" / "under-other-trainers.md"
     text = file.read_text(encoding="utf-8")
     first = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0]
-    [several] = re.findall(r"^```python ranks\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    several = re.findall(r"^```python ranks\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(several) == 2
     known: dict[str, Any] = {}
+    sums = list[float]()
     with chdir(own):
-        exec(compile(first + several, file.name, "exec"), known)
-    return [float(p.detach().double().sum()) for p in known["model"].parameters()]
+        exec(compile(first, file.name, "exec"), known)
+        for block in several:
+            exec(compile(block, file.name, "exec"), known)
+            sums += [float(p.detach().double().sum()) for p in known["model"].parameters()]
+    return sums
 
 
 @pytest.mark.ranks

@@ -16,8 +16,10 @@ from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
+from modicum.planner.choose import layouts
 from modicum.proofs.contracts.comm.subjects import NamedWeights, furthest, weights
 from modicum.proofs.contracts.optim.subjects import numbers
+from modicum.recipe import Recipe
 
 STEPS, SMALL = 20, DeAR(layers=1)
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -205,8 +207,12 @@ def test_groups_of_any_size_give_the_same_weights_to_the_bit(pool: Pool) -> None
 
 
 def test_sharded_weights_and_gradients_within_the_backward_are_refused() -> None:
-    with pytest.raises(InputError, match=r"parallel\.strategy"):
+    with pytest.raises(InputError, match=r"or the optimizer's state; .*strategy to ddp"):
         SMALL.strategy(Ranks(), Layout(shards=2))
+    for strategy in ("zero", "fsdp"):
+        recipe = Recipe(comm={"method": "dear"}, parallel={"strategy": strategy})
+        with pytest.raises(InputError, match=r"zero and fsdp sum for each rank its part alone"):
+            layouts(recipe, 2)
     with pytest.raises(InputError, match="after the backward pass"):
         SMALL.strategy(Ranks(), Layout()).when_ready(odd(), lambda parameter: None)
     with pytest.raises(InputError, match="leave one of them out"):

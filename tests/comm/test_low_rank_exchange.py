@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from low_rank_loops import among_idle, exchanged
@@ -106,6 +108,34 @@ def test_where_no_rank_has_the_gradient_it_is_owed_still(way: str) -> None:
     assert torch.equal(exchanged(exchange, {"M": own})["M"], own + owed)
     exchange.commit()
     assert exchange.owed() == {}
+
+
+def state_of(exchange: LowRankExchange) -> dict[str, Tensor]:
+    """Copies of all that it remembers."""
+    held = {**exchange.state_dict(), **exchange.owed()}
+    return {name: torch.as_tensor(value).clone() for name, value in held.items()}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["M", "bias"])
+@pytest.mark.parametrize("kind", METHODS)
+def test_nothing_is_owed_of_sums_that_are_not_finite(kind: str, where: str, value: float) -> None:
+    """Nobody looked at them: the update counts as passed over, and those after it as they are."""
+    exchange, other = (bound(METHODS[kind](rank=2)) for _ in range(2))
+    for update in range(3):
+        own = {"M": drawn(12, 10, seed=update), "bias": drawn(12, seed=update)}
+        for each in (exchange, other):
+            exchanged(each, own)
+            each.commit()
+        before = state_of(exchange)
+        own[where].view(-1)[1] = value
+        exchanged(exchange, own, buckets=2)  # of which one is finite
+        exchange.commit()
+        after = state_of(exchange)
+        assert before.keys() == after.keys() == state_of(other).keys()
+        for name, kept in before.items():
+            assert torch.equal(kept, after[name])
+            assert torch.equal(kept, state_of(other)[name])
 
 
 def test_factors_of_a_bucket_keep_nothing_else_of_it() -> None:

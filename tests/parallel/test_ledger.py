@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modicum.core.contracts.ledger import Entry, Ledger, TrainedParameter
+from modicum.core.ranks.bucketed import cut
 from modicum.core.ranks.exchange import ExchangeQuery
 from modicum.core.ranks.layout import Layout
-from modicum.parallel.bucketed import cut
 from modicum.parallel.exchange_ledger import exchanged, on_sharded, replicated_matrices
 from modicum.parallel.ledger import (
     GatheredGroups,

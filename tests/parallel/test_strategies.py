@@ -15,13 +15,13 @@ from modicum.adapters import LoRA
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
+from modicum.core.ranks.bucketed import cut
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.sharding import own_part, whole
 from modicum.data.batch import Batch
 from modicum.models.config import ModelConfig
 from modicum.models.llama import Llama
-from modicum.parallel.bucketed import cut
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.sharded import Sharded
 from modicum.parallel.zero import Zero

@@ -111,6 +111,25 @@ def test_a_rank_that_sums_sends_its_gradients_once_an_update(new):
     assert cut.prediction.wire_bytes > 4 * made.prediction.wire_bytes
 
 
+@pytest.mark.parametrize("method", ["acp_sgd", "powersgd"])
+def test_factors_of_a_lora_travel_as_they_are(method):
+    plain, made = (
+        predict(
+            Recipe(
+                model={"path": "none"},
+                data={"sequence_length": 128},
+                adapter={"method": "lora", "rank": 4},
+                comm=comm,
+            ),
+            ModelConfig(**CONFIG),
+            Choice(2, 1, False, LAYOUTS["ddp"]),
+        )
+        for comm in (None, {"method": method, "rank": 4})
+    )
+    assert sum(made.sent_dense.values()) == made.trainable > 0
+    assert made.wire_bytes == plain.wire_bytes
+
+
 def test_a_plan_says_which_gradients_travel_as_they_are(new):
     comm = {"method": "acp_sgd", "rank": 2}
     for strategy in ("ddp", "zero", "fsdp"):

@@ -50,10 +50,10 @@ class ACPSGDExchange(LowRankExchange):
         self.stage(name, error, (p, q))
         return ProductSum(p, q, self.shape(name))
 
-    def commit(self) -> None:
+    def keep(self) -> None:
         if not self._dense_now:
             self._turned ^= self._factors.keys() - self._staged.keys()
-        super().commit()
+        super().keep()
 
     # Where gradients are rows, each rank has other matrices.
 
@@ -99,7 +99,8 @@ class ACPSGD(LowRankMethod):
     Source: Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep
     Learning", ICDCS 2023, arXiv 2306.08881; order of operations as in the authors' code.
 
-    Started by `torchrun`, by `joined` (or alone, as here, where nothing is compressed):
+    Started by `torchrun`, by `joined` (or alone, as here, where nothing is compressed).
+    `wrap` sends buckets while the backward pass runs; this sends all gradients after it:
 
     >>> import torch
     >>> from modicum.core.ranks.ranks import Ranks

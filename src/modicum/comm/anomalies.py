@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from modicum.core.units import format_bytes
 EITHER_END = "it may be this host's own link that is down"
 TOGETHER_SECONDS = 1.0  # within which all hosts fall silent when one cable is pulled
 STUCK = ("stuck link", "stuck port")
-LINKS = ("slow link", "slow port", *STUCK)
+LINKS = ("slow link", "slow port", "slow block", *STUCK)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Anomaly:
 
     Args:
         kind: `dead`, `stopped`, `silent`, `isolated`, `failed`, `left`, `late`, `slow`,
-            `apart`, `slow link`, `slow port`, `stuck link` or `stuck port`.
+            `apart`, `slow link`, `slow port`, `slow block`, `stuck link` or `stuck port`.
         rank, host: who holds up the others; of a link, who sends over it; of ranks that are in
             different calls where they should be in one, the first of the fewest.
         collective: the call that it has not entered, or is in; empty where none is known.
@@ -51,8 +52,10 @@ class Anomaly:
         note: what else is to be known.
         peer, peer_host: of a link, who receives; of ranks that are apart, one of the others, which
             is in `peer_collective`; else -1.
-        port: of a slow port whether it is that `out` of the rank, or `in`.
-        rate, usual_rate: bytes a second of a link, now and before.
+        port: of a slow port whether it is that `out` of the rank, `in`, or `out and in`.
+        rate, usual_rate: bytes a second of a link, now and before; of several links, of one.
+        groups, group_hosts: of a slow block the ranks between which all links are slow, and the
+            host of each; where it is slow one way, from the first to the second.
     """
 
     kind: str
@@ -71,6 +74,9 @@ class Anomaly:
     rate: float = 0.0
     usual_rate: float = 0.0
     peer_collective: str = ""
+    groups: tuple[tuple[int, ...], ...] = ()
+    group_hosts: tuple[tuple[str, ...], ...] = ()
+    one_way: bool = False
 
     @property
     def sentence(self) -> str:
@@ -110,9 +116,16 @@ class Anomaly:
             what = f"the port of {who}" + (f", {self.port}," if self.port else "")
         if self.kind in STUCK:
             return f"{what} stands still since {self.seconds:.0f} s, in {self.collective}"
+        said = f"{what} is slow"
+        if self.groups:
+            groups = [*map(_group, self.groups, self.group_hosts)]
+            between = f"between {', '.join(groups[:-1])} and {groups[-1]}"
+            if self.one_way:
+                between = f"from {groups[0]} to {groups[1]}"
+            said = f"the links {between} are slow"
         rates = [f"{format_bytes(round(rate))} a second" for rate in (self.rate, self.usual_rate)]
         since = f"since {self.collective}, {self.seconds:.1f} s ago"
-        return f"{what} is slow {since}: {rates[0]}, and {rates[1]} before"
+        return f"{said} {since}: {rates[0]}, and {rates[1]} before"
 
     def _noted(self) -> str:
         return f" ({self.note})" if self.note else ""
@@ -120,3 +133,21 @@ class Anomaly:
     def as_json(self) -> dict[str, Any]:
         """The anomaly as plain values, its sentence among them."""
         return asdict(self) | {"sentence": self.sentence}
+
+
+def _group(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Ranks, and the hosts that are known, for people.
+
+    >>> _group([0, 1], ["a", "b"]), _group([2, 4, 5, 6], ["c", "c", "", ""]), _group([3], [""])
+    ('ranks 0, 1 (hosts a, b)', 'ranks 2, 4-6 (host c)', 'rank 3')
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    known = list(dict.fromkeys(filter(None, hosts)))
+    where = f" (host{'s' * (len(known) > 1)} {', '.join(known)})" if known else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}{where}"

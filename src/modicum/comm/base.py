@@ -1,7 +1,8 @@
-"""What schedules of exchanges share: the value, its ledger's question, and use in any loop.
+"""What methods share that say when gradients travel, or what they are: values, use in any loop.
 
 A schedule says when gradients and weights of data parallelism travel, not what they are: the bytes
-are those of an all-reduce, and so are the weights that come of it.
+are those of an all-reduce, and so are the weights that come of it. A method of matrices says what
+gradients are on the wire.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,14 @@ from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_callback import hooking_callback
 from modicum.core.ranks.ddp_hook import DDPHook
-from modicum.core.ranks.exchange import ExchangeContext, ExchangeQuery, ShardExchange
+from modicum.core.ranks.exchange import SHARD, ExchangeContext, ExchangeQuery, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange, MatrixQuery, TensorShape
+from modicum.core.ranks.matrix_replicas import MatrixReplicas
+from modicum.core.ranks.one_rank import NOTHING_TRAVELS, warn_of_one_rank
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sharding import is_sharded
 from modicum.core.torch_private import note_step
 
 if TYPE_CHECKING:
@@ -54,8 +58,37 @@ class ScheduleQuery:
     saved: int = 0
 
 
-class Schedule(Method):
+class HooklessMethod(Method):
+    """A method that does more than a hook of DistributedDataParallel can, and says so if asked."""
+
+    why_no_hook: ClassVar[str]
+    """Why, and what to do instead."""
+
+    def ddp_hook(self, model: nn.Module, **_: object) -> NoReturn:
+        """Refuse it.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(self.why_no_hook, value=self.info.name)
+
+    def callback(self, trainer: Trainer) -> NoReturn:
+        """Refuse it: `transformers.Trainer` wraps its model in DistributedDataParallel.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(self.why_no_hook, value=self.info.name)
+
+
+class Schedule(HooklessMethod):
     """When the exchanges of data parallelism happen; the value of every method that decides it."""
+
+    why_no_hook: ClassVar[str] = (
+        "it decides when weights are updated too, and a hook of DistributedDataParallel, in which "
+        "transformers.Trainer wraps its model, sums gradients alone; call wrap(model, optimizer) "
+        "in a loop of your own, or take DenseSums, PowerSGD or ACPSGD, which have hooks"
+    )
 
     @abstractmethod
     def strategy(
@@ -96,23 +129,56 @@ class Schedule(Method):
             InputError: the schedule cannot be used so, or something else sums gradients already, or
                 another rank's model has other weights.
         """
-        if isinstance(model, DistributedDataParallel):
-            raise InputError(
-                "DistributedDataParallel, in which transformers.Trainer too wraps a model, sums "
-                "gradients itself; give the model inside, in a loop of your own",
-                value=type(model).__name__,
-            )
-        ranks = Ranks()
-        if dist.is_available() and dist.is_initialized():
-            ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        ranks = _ranks_of_replicas(model)
         strategy = self.strategy(ranks, Layout.of(ranks.size), reduction=reduction, link=link)
-        strategy.start(model)
-        strategy.share_frozen(model)
-        return Wrapped(strategy, optimizer)
+        return _wrapped(strategy, model, optimizer)
 
 
 class MatrixMethod(Method):
     """What full gradient matrices look like on the wire; the value of every such method."""
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reduction: Literal["sum", "mean"] = "mean",
+        seed: int = 0,
+        link: Link | None = None,
+    ) -> Wrapped:
+        """Train `model` with the ranks of the default process group in a loop of your own.
+
+        Gradients are summed in buckets while the last backward pass of an update runs; what they
+        leave is owed once `step` has updated the weights. All ranks get rank 0's weights and
+        buffers, frozen ones of floating point included. Without a process group this process is
+        the only rank, and nothing travels. `strategy.matrices` of what is returned is the
+        exchange, whose `views` a checkpoint holds.
+
+        Args:
+            reduction: `sum` where losses are scaled by the count of all ranks, `mean` where each
+                rank took the mean over its own samples.
+            seed: of the first factors, where there are some; alike on all ranks.
+            link: a slower link to pretend, for experiments.
+
+        Raises:
+            InputError: something else sums gradients already, or a parameter is not taken, or
+                another rank has another method or other weights.
+
+        >>> from modicum.comm import ACPSGD
+        >>> from modicum.core.ranks.ranks import joined
+        >>> model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        >>> with joined():  # the ranks that torchrun has started
+        ...     handle = ACPSGD(rank=2).wrap(model, optimizer)
+        ...     for _ in range(10):
+        ...         inputs = torch.randn(8, 16)
+        ...         handle.backward((model(inputs) - inputs.sum(1, keepdim=True)).square().mean())
+        ...         _ = handle.step(clip_norm=1.0)
+        """
+        ranks = _ranks_of_replicas(model)
+        exchange = self._among(ranks, model, seed, {} if link is None else {SHARD: link})
+        strategy = MatrixReplicas(ranks, exchange, mean=reduction == "mean")
+        return _wrapped(strategy, model, optimizer)
 
     def ddp_hook(
         self,
@@ -130,7 +196,10 @@ class MatrixMethod(Method):
         Raises:
             InputError: as `DDPHook`; or ranks differ.
         """
-        return DDPHook(self._among_all(model, seed), model, scaler=scaler)
+        hook = DDPHook(self._among(_default_ranks(), model, seed), model, scaler=scaler)
+        if hook.exchange.ranks.alone:
+            warn_of_one_rank(NOTHING_TRAVELS)
+        return hook
 
     def callback(self, trainer: Trainer) -> TrainerCallback:
         """For `trainer.add_callback` of a `transformers.Trainer` with several ranks.
@@ -140,12 +209,15 @@ class MatrixMethod(Method):
         Args:
             trainer: the one that it is added to, whose seed is that of the first factors.
         """
-        return hooking_callback(trainer, lambda model: self._among_all(model, trainer.args.seed))
+        return hooking_callback(
+            trainer, lambda model: self._among(_default_ranks(), model, trainer.args.seed)
+        )
 
-    def _among_all(self, model: nn.Module, seed: int) -> MatrixExchange:
-        ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    def _among(
+        self, ranks: Ranks, model: nn.Module, seed: int, links: Mapping[str, Link] | None = None
+    ) -> MatrixExchange:
         device = next(model.parameters()).device.type
-        return self.bind(ExchangeContext(ranks, seed, device))
+        return self.bind(ExchangeContext(ranks, seed, device, links or {}))
 
     @abstractmethod
     def bind(self, context: ExchangeContext) -> MatrixExchange:
@@ -189,7 +261,10 @@ class MatrixMethod(Method):
 
 
 class Wrapped:
-    """A strategy and an optimizer for a loop that is not the trainer's; see `Schedule.wrap`."""
+    """A strategy and an optimizer for a loop that is not the trainer's.
+
+    `Schedule.wrap` and `MatrixMethod.wrap` make it.
+    """
 
     def __init__(self, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
         self.strategy, self.optimizer = strategy, optimizer
@@ -244,3 +319,36 @@ class Wrapped:
     def flush(self) -> None:
         """Finish the update: call it before weights or the optimizer's state are read or saved."""
         self.strategy.flush()
+
+
+def _default_ranks() -> Ranks:
+    """Those of the default process group; without one, this process alone."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks()
+
+
+def _ranks_of_replicas(model: nn.Module) -> Ranks:
+    """The same, of which each is to hold all of a model, whose gradients nobody sums yet."""
+    if isinstance(model, DistributedDataParallel):
+        raise InputError(
+            "DistributedDataParallel, in which transformers.Trainer too wraps a model, sums "
+            "gradients itself; give the model inside, in a loop of your own",
+            value=type(model).__name__,
+        )
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise InputError(
+                "a sharded weight's gradient is summed where it is sharded; give a model of which "
+                "each rank holds all weights",
+                field=name,
+            )
+    return _default_ranks()
+
+
+def _wrapped(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
+    strategy.start(model)
+    strategy.share_frozen(model)
+    if strategy.ranks.alone:
+        warn_of_one_rank(NOTHING_TRAVELS)
+    return Wrapped(strategy, optimizer)

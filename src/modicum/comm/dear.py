@@ -110,8 +110,8 @@ class DeAR(Schedule):
         """
         if layout.shards > 1:
             raise InputError(
-                "DeAR exchanges gradients of full replicas; sharded weights overlap both halves "
-                "already: leave it out, or set parallel.strategy to ddp"
+                "DeAR exchanges gradients of full replicas, and here ranks share weights or the "
+                "optimizer's state; leave it out, or set parallel.strategy to ddp"
             )
         return Deferred(
             ranks,

@@ -89,7 +89,8 @@ class DenseSums(MatrixMethod):
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
     VLDB 2020, arXiv 2006.15704, section 3.2, and its hooks of 16 bits.
 
-    Started by `torchrun`, by `joined` (or alone, as here, where nothing is rounded):
+    Started by `torchrun`, by `joined` (or alone, as here, where nothing is rounded).
+    `wrap` sends buckets while the backward pass runs; this sends all gradients after it:
 
     >>> from modicum.core.ranks.ranks import Ranks
     >>> model = torch.nn.Linear(4, 1)

@@ -2,8 +2,8 @@
 
 Only durations and numbers of calls are compared, never the clocks of two ranks. A rank that has
 issued fewer calls in a group than others, who are in one, is the one that they wait for. Who is
-slow in every iteration, `slowness` says; which link between two of them is slow, `slow_links`, and
-which one stands still, `stuck_links`. Where all processes are stopped, as by Ctrl-Z, nobody waits
+slow in every iteration, `slowness` says; which links between them are slow, `slow_links`, and which
+one stands still, `stuck_links`. Where all processes are stopped, as by Ctrl-Z, nobody waits
 for anybody. Nothing here imports torch.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from modicum.comm.anomalies import EITHER_END, TOGETHER_SECONDS, Anomaly, DiagnosisLimits
+from modicum.comm.link_patterns import IN
 from modicum.comm.seen_ranks import SeenRanks
 from modicum.comm.slow_links import SlowLink
 from modicum.comm.slowness import FIRST_CALLS
@@ -194,15 +195,20 @@ class Judge:
     def _of_link(self, found: SlowLink) -> Anomaly:
         rank, peer = found.source, found.target
         if found.port:
-            rank, peer = (rank if found.port == "out" else peer), -1
-        hosts = [self._seen.host(one) for one in (rank, peer)]
-        ends = [one for one in (rank, peer) if one in self._seen.by_rank]
-        starving = [self._starving(one, 0.5, self._seen.by_rank) for one in ends]
-        notes = [found.note, *starving]
+            rank, peer = (peer if found.port == IN else rank), -1
+        hosts, by_rank = [self._seen.host(one) for one in (rank, peer)], self._seen.by_rank
+        ends = [one for group in found.groups for one in group] or [rank, peer]
+        starving = {one: self._starving(one, 0.5, by_rank) for one in ends if one in by_rank}
+        whose = [
+            f"rank {one}: " * bool(found.groups) + said for one, said in starving.items() if said
+        ]
+        kind = "slow block" if found.groups else "slow port" if found.port else "slow link"
         return Anomaly(
-            "slow port" if found.port else "slow link", rank, hosts[0], f"send {found.since}",
-            False, "", found.seconds, ends=False, note="; ".join(filter(None, notes)), peer=peer,
-            peer_host=hosts[1], port=found.port, rate=found.rate, usual_rate=found.usual_rate,
+            kind, rank, hosts[0], f"send {found.since}", False, "", found.seconds, ends=False,
+            note="; ".join(filter(None, [found.note, *whose])), peer=peer, peer_host=hosts[1],
+            port=found.port, rate=found.rate, usual_rate=found.usual_rate, groups=found.groups,
+            group_hosts=tuple(tuple(map(self._seen.host, group)) for group in found.groups),
+            one_way=found.one_way,
         )  # fmt: skip
 
     def _starving(self, rank: int, share: float, members: Iterable[int]) -> str:

@@ -31,8 +31,8 @@ class LowRankMethod(MatrixMethod):
     Args:
         rank: r; of a matrix n by m the smallest of the three.
         start_after: updates that are sent dense before the first one that is not.
-        least_saving: a tensor travels as it is where factors are not so many times smaller; 0
-            sends factors of every matrix.
+        least_saving: a tensor travels as it is where its two factors together are not so many times
+            smaller, also where they take turns; 0 sends factors of every matrix.
         error_feedback: whether what was left of a gradient is added to the next one.
     """
 
@@ -47,17 +47,20 @@ class LowRankMethod(MatrixMethod):
     def rank_of(self, shape: TensorShape) -> int:
         """The rank at which a gradient of this shape travels; 0: it travels as it is.
 
-        >>> from modicum.comm import PowerSGD
-        >>> value = PowerSGD(rank=4)
-        >>> [value.rank_of(shape) for shape in ((64, 32), (64, 2, 16), (64,), (8, 8))]
-        [4, 4, 0, 0]
+        At full rank the two factors are together larger than the matrix: so a LoRA's, of no larger
+        rank than this, travel as they are.
+
+        >>> from modicum.comm import ACPSGD
+        >>> value = ACPSGD(rank=4)
+        >>> [value.rank_of(shape) for shape in ((64, 32), (64, 2, 16), (64,), (8, 8), (2, 64))]
+        [4, 4, 0, 0, 0]
         """
         if len(shape) < 2 or not math.prod(shape):
             return 0
         rows, columns = _sides(shape)
         rank = min(self.rank, rows, columns)
-        sent = rank * (rows + columns) * self.halves / 2
-        return rank if sent * self.least_saving < rows * columns else 0
+        both = rank * (rows + columns)
+        return rank if both * self.least_saving < rows * columns else 0
 
     def dense(self, shapes: Mapping[str, TensorShape]) -> list[str]:
         """The names of gradients that travel as they are."""

@@ -26,7 +26,8 @@ FACTORS, OWED = "exchange", "owed"  # views of a run's state
 class LowRankExchange(MatrixExchange):
     """Sums of gradients as products of thin factors, of which the errors are owed.
 
-    What an update makes is staged: errors, factors and the number of updates change in `commit`.
+    What an update makes is staged: errors, factors and the number of updates change in `commit`,
+    and not where a sum is not finite.
     """
 
     stateful = True
@@ -129,7 +130,7 @@ class LowRankExchange(MatrixExchange):
         for owed in self._errors.values():  # factors are orthogonalized before they are used
             owed.mul_(factor)
 
-    def commit(self) -> None:
+    def keep(self) -> None:
         for name in self._paid:
             del self._errors[name]
         for name, (error, factors) in self._staged.items():
@@ -137,8 +138,6 @@ class LowRankExchange(MatrixExchange):
             if self.method.error_feedback:
                 self._errors[name] = error
             self._factors[name] = factors
-        super().commit()
-        self.discard()
 
     def discard(self) -> None:
         super().discard()

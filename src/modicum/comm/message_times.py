@@ -45,12 +45,18 @@ class TimedMessage:
 
 @dataclass(frozen=True)
 class UsualTimes:
-    """What messages of a size took in the past: `base` of the shortest receive, at `lag`."""
+    """What messages of a size took in the past: `base` of the shortest receive, at `lag`.
+
+    Args:
+        usual, typical: a high quantile and the median of what they took at most.
+        least: the median of what they took at least.
+    """
 
     lag: float
     base: float
-    usual: float
-    typical: float
+    usual: float = math.inf
+    typical: float = math.inf
+    least: float = 0.0
 
     def at_most(self, message: TimedMessage) -> float:
         """How long a message travelled, in seconds."""
@@ -70,11 +76,14 @@ class Pace:
 
     Args:
         times: of all that are looked at, `lately` of the last ones alone.
+        at_most: more than that they have not taken; one for which nobody waited may have taken
+            long, now or before.
     """
 
     slow: bool
     times: float
     lately: float
+    at_most: float
     seconds: float
     usual: float
     first: TimedMessage
@@ -109,6 +118,7 @@ class MessageTimes:
             slow=len(late) >= count - count // LEAST,
             times=median / usual,
             lately=statistics.median(took[-LEAST // 2 :]) / usual,
+            at_most=statistics.median(map(before.at_most, last)) / max(before.least, 1e-6),
             seconds=median,
             usual=usual,
             first=late[0] if late else last[0],
@@ -125,9 +135,10 @@ class MessageTimes:
 def _usual(messages: list[TimedMessage]) -> UsualTimes:
     lag = min(one.ended - one.begun for one in messages)
     base = min(one.took for one in messages)
-    rough = UsualTimes(lag, base, math.inf, math.inf)
+    rough = UsualTimes(lag, base)
     took = sorted(rough.at_most(one) for one in messages)
-    return UsualTimes(lag, base, took[math.floor(USUAL * len(took))], statistics.median(took))
+    high, least = took[math.floor(USUAL * len(took))], map(rough.at_least, messages)
+    return UsualTimes(lag, base, high, statistics.median(took), statistics.median(least))
 
 
 def _enough(messages: list[TimedMessage]) -> int:

@@ -66,7 +66,8 @@ class PowerSGD(LowRankMethod):
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019, arXiv 1905.13727, algorithms 1 and 2.
 
-    Started by `torchrun`, by `joined` (or alone, as here, where nothing is compressed):
+    Started by `torchrun`, by `joined` (or alone, as here, where nothing is compressed).
+    `wrap` sends buckets while the backward pass runs; this sends all gradients after it:
 
     >>> from modicum.core.ranks.ranks import Ranks
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 1))

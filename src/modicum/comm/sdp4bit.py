@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, NoReturn
 
+import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from modicum.comm.base import HooklessMethod
 from modicum.core.codecs.elements import (
     HADAMARD,
     ElementCodec,
@@ -16,7 +18,8 @@ from modicum.core.codecs.elements import (
     padded,
 )
 from modicum.core.contracts.ledger import Ledger
-from modicum.core.contracts.method import Against, Info, Method, PositiveInt
+from modicum.core.contracts.method import Against, Info, PositiveInt
+from modicum.core.errors import InputError
 from modicum.core.ranks import exchange
 from modicum.core.ranks.exchange import ExchangeContext, Nodes, Pending, ShardExchange
 from modicum.core.ranks.exchange_ledgers import coded_ledger
@@ -76,7 +79,7 @@ class SDP4BitExchange(ShardExchange):
         return exchange.coded_sum(self.wire(axis), rows, code, stream)
 
 
-class SDP4Bit(Method):
+class SDP4Bit(HooklessMethod):
     """Four-bit weight differences and gradients between ranks that share the optimizer's state.
 
     Of a weight travels the difference between its owner's fp32 master and the copy that every rank
@@ -137,6 +140,13 @@ class SDP4Bit(Method):
         against=Against("better", "4-bit weights themselves"),
     )
 
+    why_no_hook: ClassVar[str] = (
+        "it sends weights too, and a hook of DistributedDataParallel, in which "
+        "transformers.Trainer wraps its model, sums gradients alone; in a loop of your own give "
+        "what bind returns to modicum.parallel.Zero, or take DenseSums, PowerSGD or ACPSGD, which "
+        "have hooks"
+    )
+
     weight_bits: Literal[4, 8, 32] = 4
     weight_group: Annotated[int, Field(ge=32, multiple_of=32)] = 2048
     gradient_bits: Literal[4, 8, 16, 32] = 4
@@ -171,6 +181,19 @@ class SDP4Bit(Method):
             InputError: hosts would not have equally many.
         """
         return Nodes.of(ranks, self.ranks_per_node or local)
+
+    def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, **_: object) -> NoReturn:
+        """Refuse it.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "wrap trains replicas by an optimizer of the model's own parameters, and here ranks "
+            "share its state; in a loop of your own give what bind returns to "
+            "modicum.parallel.Zero, or take DenseSums, PowerSGD or ACPSGD",
+            value=self.info.name,
+        )
 
     def bind(self, context: ExchangeContext) -> SDP4BitExchange:
         """The exchange among these ranks; all of them call this."""

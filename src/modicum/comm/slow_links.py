@@ -1,15 +1,17 @@
 """Which link between two ranks is slow, by what was sent over it from one to the other.
 
 In a ring every rank is as slow as the slowest link, so how long a rank waits says nothing, and how
-long a message travelled does (`message_times`). Nothing here imports torch.
+long a message travelled does (`message_times`). Which are slow together, `link_patterns` says.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from modicum.comm.link_patterns import BOTH, Ends, LinkMatrix, LinkPattern, RankGroup
 from modicum.comm.message_times import LEAST, SLOWER, MessageTimes, Pace, TimedMessage
 from modicum.core.ranks.observed_calls import SEND
 from modicum.core.ranks.rank_reports import DoneCall
@@ -17,18 +19,21 @@ from modicum.core.ranks.rank_reports import DoneCall
 FIRST = 8  # messages of a link: what is connected, and warmed up
 FEW = 3  # messages after which a link is looked at again
 MOST_SIZES, MOST_PENDING = 8, 2048
+NO_MORE = (1 + SLOWER) / 2  # times as long as before: what takes less is not slow
 STUCK = 30.0  # times as long as the longest message before, after which one will not come
 
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A link that has become slow, or a port of which all links in a direction have.
+    """A link that has become slow, or all links of a port or between groups of ranks.
 
     Args:
-        source, target: who sends over the link, and who receives; of a port the link that was
-            found first.
-        port: `out` where all links out of `source` are slow, `in` where all into `target` are, and
-            empty where it is this link.
+        source, target: who sends over the link, and who receives; of several the one that was found
+            first.
+        port: `out` where all links out of `source` are slow, `in` where all into `target` are,
+            `out and in` where both are of `source`; else empty.
+        groups: ranks between which all links are slow; where they are `one_way`, from the first
+            to the second.
         rate: bytes a second, and the `usual_rate` before.
         since: the number of its first slow message, which the link has counted, and `seconds` since
             then.
@@ -43,6 +48,8 @@ class SlowLink:
     since: int
     seconds: float
     note: str
+    groups: tuple[RankGroup, ...] = ()
+    one_way: bool = False
 
 
 class _Link:
@@ -90,6 +97,11 @@ class _Link:
         self._sizes.clear()
 
     @property
+    def ends(self) -> Ends:
+        """Who sends over it, and who receives."""
+        return self.source, self.target
+
+    @property
     def longest(self) -> float:
         """Seconds that a message has taken at most, of those that are known; 0: of few."""
         took = [one.took for size in self._sizes.values() for one in size.messages]
@@ -114,6 +126,15 @@ class _Link:
             size, self._fresh = self.heaviest(), 0
             self._pace = None if size is None else size.pace()
         return self._pace
+
+
+@dataclass(frozen=True)
+class _Times:
+    """As long as before that a link takes, or longer; 1 where that is not known."""
+
+    ends: Ends
+    times: float
+    is_known: bool
 
 
 class LinkMessages:
@@ -148,25 +169,35 @@ class LinkMessages:
         paces = {
             name: pace for name, link in self._links.items() if (pace := link.pace()) is not None
         }
-        found = []
         for name, pace in paces.items():
-            link = self._links[name]
-            if link.named and pace.times < (1 + SLOWER) / 2:
-                link.begin_anew()
-            if link.named or not pace.slow:
-                continue
-            others = [
-                paces[other].times
-                for other in paces
-                if self._links[other].source != link.source
-                and self._links[other].target != link.target
-            ]
-            if others and pace.times < SLOWER * statistics.median(others):
-                continue
-            port, names = self._extent(name, paces)
-            for one in names:
-                self._name(self._links[one])
-            found.append(self._finding(name, pace, port, paces))
+            if self._links[name].named and pace.times < NO_MORE:
+                self._links[name].begin_anew()
+        fresh = [name for name, pace in paces.items() if pace.slow and not self._links[name].named]
+        return self._new(fresh, paces) if fresh else []
+
+    def _new(self, fresh: Iterable[str], paces: Mapping[str, Pace]) -> list[SlowLink]:
+        """What is slow of the links that are and have no name yet: more than the others are."""
+        slow = {name for name, pace in paces.items() if pace.slow or pace.lately >= NO_MORE}
+        known, every = dict[Ends, list[str]](), list[_Times]()
+        for name, pace in paces.items():
+            ends = self._links[name].ends
+            is_known = name in slow or pace.at_most < NO_MORE
+            every.append(_Times(ends, max(1.0, pace.times), is_known))
+            if is_known:
+                known.setdefault(ends, []).append(name)
+        all_slow = [ends for ends, names in known.items() if slow.issuperset(names)]
+        matrix, found = LinkMatrix(known, all_slow, (one.ends for one in every)), []
+        for name in fresh:
+            link, pace = self._links[name], paces[name]
+            for pattern in () if link.named else matrix.of(link.ends):
+                if _more_than_others(link.ends, pace.times, pattern, every, matrix.within):
+                    alone = pattern == matrix.alone(link.ends)
+                    same = [one for ends in pattern.links for one in known[ends]]
+                    for one in [name] if alone else same:
+                        self._name(self._links[one])
+                    note = _note(link.ends, matrix) if alone else ""
+                    found.append(self._finding(name, pace, pattern, note))
+                    break
         return found
 
     @staticmethod
@@ -176,42 +207,69 @@ class LinkMessages:
             link.named = True
             size.hold()
 
-    def _extent(self, name: str, paces: Mapping[str, Pace]) -> tuple[str, list[str]]:
-        """Whether all links of a port are slow, and which; else the link alone."""
-        for port in ("out", "in"):
-            same = self._of_port(name, port, paces)
-            if len(same) > 1 and all(paces[one].lately >= (1 + SLOWER) / 2 for one in same):
-                return port, same
-        return "", [name]
-
-    def _of_port(self, name: str, port: str, names: Iterable[str]) -> list[str]:
-        """The links out of a link's source, or into its target."""
-        link = self._links[name]
-        ends = {one: (self._links[one].source, self._links[one].target) for one in names}
-        end = 0 if port == "out" else 1
-        wanted = (link.source, link.target)[end]
-        far = [one for one, both in ends.items() if both[end] == wanted]
-        return far if len({ends[one][1 - end] for one in far}) > 1 else [name]
-
-    def _finding(self, name: str, pace: Pace, port: str, paces: Mapping[str, Pace]) -> SlowLink:
+    def _finding(self, name: str, pace: Pace, pattern: LinkPattern, note: str) -> SlowLink:
         link = self._links[name]
         size = link.heaviest()
         assert size is not None
-        note = "" if port else self._note(name, paces)
+        source, target = link.ends
+        if pattern.port == BOTH and target == pattern.rank:
+            source, target = target, source
         seconds = max(0.0, pace.last.ended - pace.first.ended + pace.seconds)
         return SlowLink(
-            link.source, link.target, port, size.bytes / max(pace.seconds, 1e-9),
-            size.bytes / pace.usual, pace.first.sequence, seconds, note,
+            source, target, pattern.port, size.bytes / max(pace.seconds, 1e-9),
+            size.bytes / pace.usual, pace.first.sequence, seconds, note, pattern.groups,
+            pattern.one_way,
         )  # fmt: skip
 
-    def _note(self, name: str, paces: Mapping[str, Pace]) -> str:
-        """Which end of a slow link it may be."""
-        link = self._links[name]
-        sends, receives = (len(self._of_port(name, port, paces)) > 1 for port in ("out", "in"))
-        if sends and receives:
-            return "on their other links both are as fast as before"
-        if sends:
-            return f"rank {link.source} sends as fast as before to others"
-        if receives:
-            return f"rank {link.target} receives as fast as before from others"
-        return "which end of it is at fault is not known, as neither has another in that direction"
+
+def _note(ends: Ends, matrix: LinkMatrix) -> str:
+    """Which end of a slow link it may be, and whether more than it may be slow."""
+    source, target = ends
+    sends, receives = matrix.of_end(source, 0) - {ends}, matrix.of_end(target, 1) - {ends}
+    fast_out, fast_in = matrix.are_fast(sends), matrix.are_fast(receives)
+    if fast_out and fast_in:
+        note = "on their other links both are as fast as before"
+    elif fast_out:
+        note = f"rank {source} sends as fast as before to others"
+    elif fast_in:
+        note = f"rank {target} receives as fast as before from others"
+    else:
+        note = "which end of it is at fault is not known, as "
+        if not sends | receives:
+            note += "neither has another in that direction"
+        elif (sends | receives) & matrix.slow:
+            note += "other links of theirs are slow, too"
+        else:
+            note += "nobody waits for what comes over their other links"
+    if len(matrix.loose) > 1:
+        note += f"; {len(matrix.loose)} links are slow at once, for one reason or for several"
+    return note
+
+
+def _more_than_others(
+    ends: Ends, times: float, pattern: LinkPattern, every: Sequence[_Times], within: Set[Ends]
+) -> bool:
+    """Whether a link has become slow, and others that the same fault leaves as they are have not.
+
+    That is the median of the links that share no end with it; or of all that the fault does not
+    explain; or, as these may be few, of those within groups of ranks between which all are slow.
+    Links of which nothing is known count as they were before, and not where several are said to be
+    slow.
+
+    Args:
+        times, every: as long as before that it takes, and each link.
+        within: the links within such groups.
+    """
+    bar, alone = times / SLOWER, len(pattern.links) == 1
+    apart = [e for e in every if e.ends[0] != ends[0] and e.ends[1] != ends[1]]
+    if not apart:
+        return True
+    if min(each.times for each in every) > bar:
+        return False
+    unexplained = [each for each in every if each.ends not in pattern.links]
+    inner = [each for each in every if each.ends in within]
+    for group in (apart, unexplained, inner):
+        compared = [each.times for each in group if each.is_known or alone]
+        if compared and statistics.median(compared) <= bar:
+            return True
+    return False

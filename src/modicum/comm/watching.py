@@ -34,6 +34,7 @@ from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.call_ring import BEREFT, ENDED, FAILED
 from modicum.core.ranks.environment import rank_and_size
 from modicum.core.ranks.observed_groups import begin_observing, end_observing
+from modicum.core.ranks.one_rank import NOBODY_WAITS, warn_of_one_rank
 from modicum.core.ranks.ranks import MEETING, PeerLost, peer_errors
 
 BEAT_SECONDS = 0.25
@@ -68,7 +69,8 @@ def watch(
     from one rank to another. On each host one process without torch looks at the ranks and prints
     what it finds on standard error: a rank that is dead or failed, stopped, late (with the call
     that it has not entered, where it is in the code, and since when), or slow in every iteration; a
-    link between two ranks whose messages take twice as long as before, or do not come. A dead rank
+    link between two ranks whose messages take twice as long as before, or do not come; all links of
+    a port, or between groups of ranks, where all of them do. A dead rank
     ends the run at once, a stopped one, one of whose host nothing is heard, or a link on which
     nothing comes, after `silent_seconds`: all ranks that are left end with exit code 4. Under
     torchrun, which itself ends the others of a rank that died, the sentence is printed all the
@@ -103,8 +105,10 @@ def watch(
     if not (dist.is_available() and dist.is_initialized()):
         if rank_and_size()[1] > 1:
             raise InputError("call watch after torch.distributed.init_process_group")
+        warn_of_one_rank(NOBODY_WAITS)
         return Watch(None)
     if dist.get_world_size() == 1:
+        warn_of_one_rank(NOBODY_WAITS)
         return Watch(None)
     named = {"record": record, "run": run}
     files = {name: str(Path(file).resolve()) for name, file in named.items() if file}

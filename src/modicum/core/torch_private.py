@@ -284,6 +284,80 @@ def forget_partial_sums(module: FSDPModule) -> None:
             group._partial_reduce_output = None
 
 
+# Functional collectives
+
+_FUNCTIONAL = (
+    *("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"),
+    *("all_gather_into_tensor", "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced"),
+    *("reduce_scatter_tensor", "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced"),
+    *("all_to_all_single", "broadcast", "broadcast_", "shard_dim_alltoall"),
+)
+
+
+def functional_collectives() -> list[Any]:
+    """The operators of `_c10d_functional`, and DTensor's own, that find a group by its name."""
+    spaces = (torch.ops._c10d_functional, torch.ops._dtensor)
+    places = [(space, name) for space in spaces for name in _FUNCTIONAL]
+    return [getattr(space, name).default for space, name in places if hasattr(space, name)]
+
+
+def place_of_group(operator: Any) -> int:
+    """Which of such an operator's arguments names the group, by its `_schema`."""
+    return [argument.name for argument in operator._schema.arguments].index("group_name")
+
+
+def functional_wait() -> Any:
+    """The operator that waits for what those give, `wait_tensor`."""
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+def kernel_of(operator: Any) -> Callable[..., Any]:
+    """What an operator that is the same for all devices runs beneath autograd, `_op_dk`."""
+    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
+def run_instead(kernels: dict[Any, Callable[..., Any]], device: str) -> Callable[[], None]:
+    """Have operators run other kernels on a device; what is given has them run their own again.
+
+    An operator to which somebody has given a kernel of this device is left alone.
+    """
+    libraries: dict[str, torch.library.Library] = {}
+    for operator, kernel in kernels.items():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), device):
+            continue
+        space = operator.namespace
+        if space not in libraries:
+            libraries[space] = torch.library.Library(space, "IMPL")
+        libraries[space].impl(operator.name(), kernel, device)
+
+    def end() -> None:
+        for library in libraries.values():
+            library._destroy()
+
+    return end
+
+
+def group_of(name: Any) -> Any:
+    """The process group of a name, `_resolve_process_group`."""
+    return torch._C._distributed_c10d._resolve_process_group(name)
+
+
+def give_name(group: Any, name: Any) -> Callable[[], None]:
+    """Give C++ a group by a name, `_register_process_group`; what is given takes the name back."""
+    torch._C._distributed_c10d._register_process_group(name, group)
+    return functools.partial(torch._C._distributed_c10d._unregister_process_group, name)
+
+
+def lend_backends(group: Any, other: Any) -> None:
+    """Give another group the backends of a group, `_register_backend`."""
+    other.bound_device_id = group.bound_device_id  # which backends take from their group
+    kinds = group.BackendType.__members__
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        kind = kinds.get(backend.name().upper(), group.BackendType.CUSTOM)
+        other._register_backend(device, kind, backend)
+
+
 # The profiler
 
 

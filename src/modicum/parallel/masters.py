@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import describe_parameter, metadata
+from modicum.core.ranks.bucketed import Bucket
 from modicum.core.ranks.exchange import Pending, ShardExchange
 from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.ranks.ranks import peer_errors
-from modicum.parallel.bucketed import Bucket
 from modicum.parallel.buffer_rows import BufferRows, laid_out
 
 if TYPE_CHECKING:

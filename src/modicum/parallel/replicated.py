@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modicum.core.ranks.bucketed import Bucket, Bucketed
 from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.matrix_replicas import MatrixBucket
 from modicum.core.ranks.observed_calls import label_of
 from modicum.core.ranks.ranks import Ranks
-from modicum.parallel.bucketed import Bucket, Bucketed
-from modicum.parallel.matrix_buckets import MatrixBucket
 
 
 class Replicated(Bucketed[Bucket]):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from modicum.core.errors import InputError
 from modicum.core.ranks.layout import Layout
-from modicum.core.ranks.matrix_exchange import MatrixExchange, PendingSums, TensorShape
+from modicum.core.ranks.matrix_exchange import MatrixExchange, TensorShape
+from modicum.core.ranks.pending_sums import PendingSums
 from modicum.core.ranks.sharding import laid_like, own_part
 from modicum.parallel.buffer_rows import BufferRows
 from modicum.parallel.fsdp_wires import Engines, OrdinaryBuffers

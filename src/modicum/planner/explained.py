@@ -9,6 +9,7 @@ from typing import Any
 from modicum.adapters.widths import listed
 from modicum.comm.base import MatrixMethod
 from modicum.core.files import JsonObject
+from modicum.core.ranks.one_rank import NOTHING_TRAVELS
 from modicum.planner.choose import (
     ASYNCHRONOUS,
     COMPILE,
@@ -28,7 +29,6 @@ from modicum.planner.save_interval import first_choice
 from modicum.recipe import Recipe
 
 PRODUCT = "adapter.product"
-NOTHING_TRAVELS = "there is one rank, and nothing travels: gradients are used as they are"
 
 _IN_WORDS = {
     (True, True): "built",

@@ -26,7 +26,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +36,7 @@ from modicum.core.contracts.catalog import MethodRecord, find
 from modicum.core.errors import InputError
 from modicum.core.files import disk_errors, write_json
 from modicum.core.progress import Listener
+from modicum.proofs.bench.quiet import alone, quiet
 from modicum.proofs.pace import ProofPace, known_pace, pace_event, remember_pace
 from modicum.proofs.proof import (
     Criterion,
@@ -81,6 +82,8 @@ class ProofRun:
         self._planted = False
         self._versions: dict[str, str] = {}
         self._pace = pace
+        self._loads: list[float] = []
+        self._alone = ExitStack()
         self._began: list[float] = []
         self._started = time.perf_counter()
 
@@ -168,6 +171,22 @@ class ProofRun:
             }
         )  # fmt: skip
 
+    def quiet(self) -> float:
+        """Before a series is timed in a full run: nothing else runs here; the load, for the record.
+
+        Raises:
+            BusyMachine: other programs do.
+        """
+        if not self.full:
+            return 0.0
+        self._alone.enter_context(alone())
+        self._loads.append(quiet())
+        return self._loads[-1]
+
+    def close(self) -> None:
+        """Let others time on this machine."""
+        self._alone.close()
+
     @property
     def seconds(self) -> float:
         """How long it has taken so far."""
@@ -210,6 +229,7 @@ class ProofRun:
                 f"neither part of the verdict on {self.record.name} stands, so a null could not "
                 "fall: its proof must give a contender(planted=...)"
             )
+        loads = {"load_before_series": max(self._loads)} if self._loads else {}
         return Proof(
             info=self.record.info,
             mode="full" if self.full else "quick",
@@ -219,7 +239,7 @@ class ProofRun:
             criteria=tuple(self._criteria),
             seeds=self.seeds,
             seconds=self.seconds,
-            machine=this_machine(pick_device("cpu")).as_json(),
+            machine=this_machine(pick_device("cpu")).as_json() | loads,
             versions=versions() | self._versions,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
             sweeps=tuple(self._sweeps.values()),
@@ -275,8 +295,8 @@ def prove(
         listener: is called with a `pace` event, then with `phase` and `criterion` events.
 
     Raises:
-        InputError: no method has this name, it has no proof, or the proof compares with a library
-            that is not installed.
+        InputError: no method has this name, it has no proof, the proof compares with a library
+            that is not installed, or other programs run where a full one times something.
     """
     record = find(name, plugins)
     experiment = _experiment(record)
@@ -285,7 +305,7 @@ def prove(
     run = ProofRun(record, null=null, full=full, fresh=fresh, listener=listener, pace=pace)
     if listener is not None:
         listener(pace_event(record.name, mode, pace))
-    with _quiet_and_single_threaded():
+    with closing(run), _quiet_and_single_threaded():
         experiment(run)
         proof = run.conclude()  # the record says with how many threads it ran
     remember_pace(record.name, mode, null=null, pace=run.pace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from modicum.comm.acp_sgd import ACPSGD
 from modicum.comm.dear import DeAR
 from modicum.comm.dense_sums import DenseSums
 from modicum.comm.powersgd import PowerSGD
+from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.agreement import same_terms
@@ -130,6 +132,106 @@ def test_wraps_and_hooks_ask_too(pool: Pool) -> None:
     assert "bucket_bytes is 4096 there and 8192 here" in found[0]
     assert len(set(found := pool.run(hooking, [1, 2]))) == 1
     assert "rank is 1 there and 2 here" in found[0]
+
+
+def named(layers: dict[str, int], *, half: bool = False) -> nn.ModuleDict:
+    """Layers of these names and widths, without biases."""
+    model = nn.ModuleDict({name: nn.Linear(4, width, bias=False) for name, width in layers.items()})
+    return model.bfloat16() if half else model
+
+
+def summing(ranks: Ranks, kind: str, methods: list[str], models: list[dict[str, Any]]) -> list[str]:
+    """What is said where the models' gradients are to be summed."""
+    known: dict[str, Any] = {m.info.name: m for m in (PowerSGD, ACPSGD, DenseSums)}
+    found = []
+    for method in methods:
+        model = named(**models[ranks.rank])
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        if kind == "hook":
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            found.append(said(partial(known[method]().ddp_hook, wrapped)))
+        else:
+            exchange = known[method]().bind(ExchangeContext(ranks))
+            found.append(said(partial(exchange.reduce, model)))
+    return found
+
+
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"layers": {"b": 4, "a": 4}},
+        "b.weight is float32 [4, 4], number 1 there and float32 [4, 4], number",
+    ),
+    ({"layers": {"x": 4, "y": 4}}, "a.weight is float32 [4, 4], number 0 there and not here"),
+    ({"layers": {"a": 2, "b": 6}}, "number 0 there and float32 [2, 4], number 0 here"),
+    ({"layers": {"a": 4, "b": 4}, "half": True}, "number 0 there and bfloat16 [4, 4], number 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "difference"),
+    [
+        *(("reduce", *each) for each in OTHERS),
+        *(("hook", *each) for each in OTHERS[:2]),  # DDP itself compares shapes
+    ],
+    ids=str,
+)
+def test_another_model_is_named_where_matrices_are_summed(
+    pool: Pool, kind: str, other: dict[str, Any], difference: str
+) -> None:
+    methods, first = ["powersgd", "acp_sgd", "dense_sums"], {"layers": {"a": 4, "b": 4}}
+    one, two = pool.run(summing, kind, methods, [first, other])
+    assert one == two
+    for words in one:
+        assert words.startswith("rank 1 has another model than rank 0: ")
+        assert difference in words
+    assert pool.run(summing, kind, methods, [first, first]) == [["agreed"] * 3] * 2
+
+
+def unfreezing(ranks: Ranks) -> tuple[str, str, list[float]]:
+    """What is said on a rank that trains one more layer, and sums once all have said so."""
+    model = named({"a": 4, "b": 4})
+    model["b"].requires_grad_(False)
+    exchange = PowerSGD().bind(ExchangeContext(ranks))
+
+    def summed() -> list[float]:
+        for _, parameter in trainable(model):
+            parameter.grad = torch.full_like(parameter, 1.0 + ranks.rank)
+        exchange.reduce(model)
+        exchange.commit()
+        return [float(parameter.grad[0, 0]) for _, parameter in trainable(model)]
+
+    assert summed() == [3.0]
+    assert summed() == [3.0]
+    model["b"].requires_grad_(True)
+    alone = said(summed) if ranks.rank == 1 else ""  # nobody else is asked
+    torch.distributed.barrier()
+    if ranks.rank == 1:
+        model["b"].requires_grad_(False)
+    others = said(lambda: exchange.meet(model))
+    model["b"].requires_grad_(True)
+    exchange.meet(model)
+    return alone, others, summed()
+
+
+def test_other_parameters_than_were_compared_are_noticed_and_compared_anew(pool: Pool) -> None:
+    one, other = pool.run(unfreezing)
+    assert other[0] == (
+        "other parameters are trained than ranks have compared: b.weight is not then and float32 "
+        "[4, 4], number 1 now; call meet(model) on all ranks where that changes"
+    )
+    assert one[1] == other[1]
+    assert "b.weight is float32 [4, 4], number 1 there and not here" in one[1]
+    assert one[2] == other[2] == [3.0, 3.0]
+
+
+def in_another_order(ranks: Ranks) -> str:
+    terms = [{"rank": 4, "seed": 0}, {"seed": 0, "rank": 4}][ranks.rank]
+    return said(lambda: same_terms(ranks, "exchange", terms))
+
+
+def test_the_order_of_terms_does_not_matter(pool: Pool) -> None:
+    assert pool.run(in_another_order) == ["agreed"] * 2
 
 
 def comparing(ranks: Ranks, whats: list[str]) -> str:

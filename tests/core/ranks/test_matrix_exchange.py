@@ -13,9 +13,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from modicum.comm import ACPSGD, DenseSums, PowerSGD
 from modicum.comm.base import MatrixMethod
 from modicum.core.errors import InputError
-from modicum.core.ranks import matrix_exchange
+from modicum.core.ranks import matrix_exchange, pending_sums
 from modicum.core.ranks.exchange import ExchangeContext
-from modicum.core.ranks.matrix_exchange import MatrixExchange, Parts
+from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.pending_sums import Parts
 from modicum.core.ranks.ranks import Ranks
 
 METHODS: dict[str, MatrixMethod] = {"acp_sgd": ACPSGD(rank=2), "powersgd": PowerSGD(rank=2)}
@@ -42,7 +43,8 @@ def buffers(monkeypatch: pytest.MonkeyPatch) -> list[StorageWeakRef]:
             made.append(StorageWeakRef(flat.untyped_storage()))
             return super().split(flat)
 
-    monkeypatch.setattr(matrix_exchange, "Parts", Noting)
+    for module in (matrix_exchange, pending_sums):
+        monkeypatch.setattr(module, "Parts", Noting)
     return made
 
 

@@ -9,7 +9,7 @@ import pytest
 from modicum.core.contracts.catalog import find
 from modicum.core.errors import InputError
 from modicum.proofs.base import ProofRun
-from modicum.proofs.comm import bounded_curve
+from modicum.proofs.comm import bounded_curve, links
 from modicum.proofs.comm.links import NoLinks, burst_for
 from modicum.proofs.comm.step_bounds import World
 
@@ -23,26 +23,44 @@ QUICK = World(ranks=2, layers=4, width=256, compute=0.2, low_rank=4, steps=1, re
 def test_a_link_that_is_not_its_rate_is_refused(
     monkeypatch: pytest.MonkeyPatch, off: float, believed: bool
 ) -> None:
-    asked = []
+    asked: list[Any] = []
 
     def shaped(ranks: int, rates: list[str], function: str, *_: Any, **more: Any) -> list[Any]:
         asked.append(function)
-        assert rates == ["20000kbit", "8000kbit"]
-        assert more["bursts"] == [burst_for(rate, MESSAGE) for rate in RATES.values()]
-        exact, wrong = (MESSAGE / rate for rate in RATES.values())
-        return [exact, off * wrong] if function == bounded_curve.COLD else [{"of": 1}, {"of": 3}]
+        [said], rate = rates, RATES[[1.0, 3.0][rates == ["8000kbit"]]]
+        assert said == {2.5e6: "20000kbit", 1.0e6: "8000kbit"}[rate]
+        assert more["bursts"] == [burst_for(rate, MESSAGE)]
+        part = off if rate == RATES[3.0] else 1.0
+        return [part * MESSAGE / rate] if function == links.COLD else [{"of": said}]
+
+    def settled() -> float:
+        asked.append("settled")
+        return 0.25
 
     monkeypatch.setattr(bounded_curve, "shaped", shaped)
+    monkeypatch.setattr(links, "shaped", shaped)
     monkeypatch.setattr(bounded_curve, "judged_all", lambda world, found: found)
+    series = ["settled", links.COLD, bounded_curve.BENCH]
     if believed:
-        found, part = bounded_curve.on_shaped_links(QUICK, RATES, MESSAGE)
-        assert found == {1.0: {"of": 1}, 3.0: {"of": 3}}
+        found, part = bounded_curve.on_shaped_links(QUICK, RATES, MESSAGE, settled=settled)
+        assert found == {
+            1.0: {"of": "20000kbit", "load": 0.25},
+            3.0: {"of": "8000kbit", "load": 0.25},
+        }
         assert part == {1.0: pytest.approx(0.0), 3.0: pytest.approx(off - 1)}
-        assert asked == [bounded_curve.COLD, bounded_curve.BENCH]
+        assert asked == 2 * series
     else:
         with pytest.raises(InputError, match=r"a cold message takes .* of its bytes' time"):
-            bounded_curve.on_shaped_links(QUICK, RATES, MESSAGE)
-        assert asked == [bounded_curve.COLD]
+            bounded_curve.on_shaped_links(QUICK, RATES, MESSAGE, settled=settled)
+        assert asked == [*series, *series[:2]]
+
+
+def test_messages_that_are_too_short_for_a_link_are_refused_before_anything_is_timed() -> None:
+    def settled() -> float:
+        raise AssertionError("a series began")
+
+    with pytest.raises(InputError, match="more than a twentieth of the smallest message"):
+        bounded_curve.on_shaped_links(QUICK, RATES, 60_000, settled=settled)
 
 
 ROW = {"bytes": 8, "calls": 1, "step": 1.0, "bound": 1.0}
@@ -52,7 +70,7 @@ POINT = {"none": 1.0, "arms": {"dense_fp32": ROW, "powersgd": ROW}}
 def criteria(monkeypatch: pytest.MonkeyPatch, shaped: Any) -> list[str]:
     """Sentences of a full proof on links of which the shaped ones are these, or an error."""
 
-    def on_shaped_links(world: World, rates: dict[float, float], *_: Any) -> Any:
+    def on_shaped_links(world: World, rates: dict[float, float], *_: Any, **named: Any) -> Any:
         if isinstance(shaped, Exception):
             raise shaped
         return dict.fromkeys(rates, shaped), {}

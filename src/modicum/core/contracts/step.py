@@ -31,6 +31,7 @@ from modicum.core.contracts.state import StateRegistry, optimizer_view
 from modicum.core.contracts.stepping import Stepper
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.layers.recomputing import recomputing_in
+from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.ranks.sharding import is_sharded, own_part, whole
 
 
@@ -247,7 +248,7 @@ class StandardStep(StepProgram):
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = self.strategy.norm(parameters)
         if is_sharded(norm):
-            with self.clock(WIRE):
+            with self.clock(WIRE), naming(AGREEMENT):
                 norm = whole(norm)
         if self.clip_norm is not None:
             self.strategy.clip(parameters, self.clip_norm, norm)

@@ -23,6 +23,7 @@ from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
 from modicum.core.ranks.agreement import same_model, same_terms, shape_terms
 from modicum.core.ranks.layout import Layout
+from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.ranks.sharding import is_sharded
 
@@ -138,7 +139,8 @@ class Strategy:
     def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """The norm of all gradients together: one element, the same on every rank."""
         gradients = [p.grad for p in parameters if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        with naming(AGREEMENT):
+            return torch.nn.utils.get_total_norm(gradients)
 
     def clip(self, parameters: Iterable[nn.Parameter], largest: float, norm: Tensor) -> None:
         """Scale all gradients so that their norm, which is `norm`, is at most `largest`."""

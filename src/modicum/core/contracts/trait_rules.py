@@ -252,7 +252,8 @@ RULES = (
     TraitRule(
         "needs_whole_gradients",
         "run_cuts_weights",
-        "it sums full gradients, and fsdp shards them as it sums; set parallel.strategy to ddp",
+        "it sums full gradients on every rank, and zero and fsdp sum for each rank its part alone; "
+        "set parallel.strategy to ddp",
     ),
     TraitRule(
         "owes_gradients",

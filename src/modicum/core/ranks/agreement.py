@@ -6,6 +6,7 @@ or another model would not fail: what it sends has some other meaning at the ran
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,7 +25,8 @@ _NAMED = 3
 def same_terms(ranks: Ranks, what: str, terms: Mapping[str, Any]) -> None:
     """Make sure that every rank has rank 0's terms; all ranks call this.
 
-    They are compared through the store by which ranks met, so the backend does not matter.
+    They are compared through the store by which ranks met, so the backend does not matter: first
+    by digests, and only where these differ by what they are of.
 
     Args:
         what: the terms are of, for people.
@@ -40,8 +42,10 @@ def same_terms(ranks: Ranks, what: str, terms: Mapping[str, Any]) -> None:
     store = default_store()
     turn = store.add(f"modicum/terms of {ranks.rank}", 1)
     asked = dist.PrefixStore(f"modicum/terms/{turn}", store)
-    asked.set(str(ranks.rank), json.dumps([what, dict(terms)]))
-    everybody = [json.loads(asked.get(str(rank))) for rank in range(ranks.size)]
+    said = json.dumps([what, dict(terms)])
+    if len(set(_of_all(asked, ranks, "digest", hashlib.sha256(said.encode()).hexdigest()))) == 1:
+        return
+    everybody = [json.loads(other) for other in _of_all(asked, ranks, "terms", said)]
     first, theirs = everybody[0]
     for rank, (other, its) in enumerate(everybody):
         if other != first:
@@ -73,17 +77,25 @@ def shape_terms(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     }
 
 
-def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What two ranks do not have alike.
+def differing(
+    one: Mapping[str, Any], other: Mapping[str, Any], there: str = "there", here: str = "here"
+) -> str:
+    """What two ranks, or times, do not have alike.
 
     >>> differing({"rank": 4, "seed": 0}, {"rank": 8, "seed": 0})
     'rank is 4 there and 8 here'
     """
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    said = [f"{name} is {_value(one, name)} there and {_value(other, name)} here" for name in names]
+    said = [f"{n} is {_value(one, n)} {there} and {_value(other, n)} {here}" for n in names]
     more = [f"{len(said) - _NAMED} more differ"] if len(said) > _NAMED else []
     return "; ".join([*said[:_NAMED], *more])
 
 
 def _value(terms: Mapping[str, Any], name: str) -> Any:
     return terms.get(name, "not")
+
+
+def _of_all(store: dist.Store, ranks: Ranks, what: str, own: str) -> list[str]:
+    """What every rank says, in their order; all ranks ask."""
+    store.set(f"{what} {ranks.rank}", own)
+    return [store.get(f"{what} {rank}").decode() for rank in range(ranks.size)]

@@ -17,6 +17,7 @@ from modicum.core.errors import InputError
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange_file import load_exchange, save_exchange, saved_exchanges
 from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.one_rank import NOTHING_TRAVELS, warn_of_one_rank
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -64,10 +65,7 @@ class HookedUpdates:
     def _hook_in(self) -> None:
         model: nn.Module = self._trainer.model_wrapped
         if self._trainer.args.world_size == 1:
-            warnings.warn(
-                "there is one rank, and nothing travels: gradients are used as they are",
-                stacklevel=2,
-            )
+            warn_of_one_rank(NOTHING_TRAVELS)
             return
         if model is self._model:  # it trains on, and DDP keeps its hook
             return

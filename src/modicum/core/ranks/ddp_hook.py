@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
-from modicum.core.ranks.matrix_exchange import MatrixExchange, PendingSums
+from modicum.core.ranks.matrix_exchange import MatrixExchange
+from modicum.core.ranks.pending_sums import PendingSums
 
 BucketAnswer = torch.futures.Future[Tensor]
 
@@ -35,7 +36,8 @@ class DDPHook:
 
     Raises:
         InputError: the model is not in DistributedDataParallel, or that is over some of the ranks,
-            or the exchange has ranks of another number, or does not take a parameter.
+            or the exchange has ranks of another number, or does not take a parameter; or another
+            rank has another exchange, or trains other parameters.
 
     >>> from modicum.comm import PowerSGD
     >>> from modicum.core.ranks.ranks import joined
@@ -69,6 +71,8 @@ class DDPHook:
                 value=over,
                 allowed="all ranks",
             )
+        exchange.meet(model.module)
+        exchange.check(trainable(model.module))
         self.exchange = exchange
         self._scaler, self._scale = scaler, 0.0  # 0: no update was seen yet
         self._names = {id(parameter): name for name, parameter in trainable(model.module)}
@@ -78,8 +82,6 @@ class DDPHook:
             parameter.register_hook(partial(_note_used, self._used, name))
         self._waiting: list[tuple[PendingSums, Any, BucketAnswer]] = []
         self._to_commit = False
-        exchange.check(trainable(model.module))
-        exchange.connect()
         model.register_comm_hook(None, self._hook())
 
     def discard(self) -> None:

@@ -10,7 +10,6 @@ and not before: `commit` after it, `discard` where it is passed over.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,14 @@ from modicum.core.contracts.ledger import Entry, Ledger, Wire
 from modicum.core.contracts.method import Method
 from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import View
-from modicum.core.ranks.agreement import same_terms
-from modicum.core.ranks.call_queue import CollectiveHandle
+from modicum.core.errors import InputError
+from modicum.core.ranks.agreement import differing, same_model, same_terms, shape_terms
 from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.exchange import SHARD, ExchangeContext, refuse_complex, terms_of
 from modicum.core.ranks.layout import REPLICATE
 from modicum.core.ranks.observed_calls import label_of
+from modicum.core.ranks.one_rank import NOTHING_TRAVELS, warn_of_one_rank
+from modicum.core.ranks.pending_sums import Parts, PendingSums
 
 TensorShape = tuple[int, ...]
 # Calls that wait for nothing but the wire: an all-reduce needs no second buffer.
@@ -111,85 +112,6 @@ class MatrixQuery:
         return Wire("all_reduce", sent, REPLICATE, calls * len(messages))
 
 
-class PendingSums:
-    """The sums of a bucket, on their way."""
-
-    def __init__(
-        self, exchange: MatrixExchange, names: Sequence[str], handle: CollectiveHandle, parts: Parts
-    ) -> None:
-        self._exchange, self._names = exchange, names
-        self._handle: CollectiveHandle | None = handle
-        self._parts = parts
-        self._totals: list[Tensor] | None = None
-        self._again: tuple[dict[str, int], CollectiveHandle, Parts] | None = None
-
-    def turn(self) -> None:
-        """Begin the second call, where the exchange has one; every rank calls it in one order."""
-        if self._totals is not None:
-            return
-        assert self._handle is not None
-        total = self._handle.wait()
-        self._handle = None  # and with it what was sent
-        if self._exchange.message_dtype is not None:
-            total = total.float()
-        self._totals = self._parts.split(total)
-        second = {
-            name: message
-            for name, total in zip(self._names, self._totals, strict=False)
-            if (message := self._exchange.encode_again(name, total)) is not None
-        }
-        if second:
-            parts = Parts([message.shape for message in second.values()])
-            handle = self._exchange.wire.all_reduce(
-                parts.joined(list(second.values())), label=label_of(self._names)
-            )
-            self._again = {name: index for index, name in enumerate(second)}, handle, parts
-
-    def land(self) -> dict[str, GradientSum | None]:
-        """Wait for the sums, by name, once; None: no rank has such a gradient."""
-        self.turn()
-        assert self._totals is not None
-        seconds: dict[str, Tensor] = {}
-        if self._again is not None:
-            places, handle, parts = self._again
-            totals = parts.split(handle.wait())
-            seconds = {name: totals[index] for name, index in places.items()}
-        # One element a parameter, the last of the message; it is sent as it is by every exchange.
-        used = self._totals[-1].tolist()
-        landed: dict[str, GradientSum | None] = {}
-        for name, count, total in zip(self._names, used, self._totals, strict=False):
-            if count == 0:
-                self._exchange.forget(name)
-                landed[name] = None
-            else:
-                landed[name] = self._exchange.decode(name, total, seconds.get(name))
-        self._totals, self._again = [], None  # they live as long as who has asked for them
-        return landed
-
-
-class Parts:
-    """Where tensors of these shapes lie in one flat buffer: fp32, and fp64 where one of them is."""
-
-    def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
-        self._shapes = [tuple(shape) for shape in shapes]
-        self._sizes = [math.prod(shape) for shape in self._shapes]
-
-    def joined(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """A new buffer that holds them, rounded to `dtype` where one is given."""
-        if dtype is None:
-            dtypes = (tensor.dtype for tensor in tensors)
-            dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
-        flat = torch.empty(sum(self._sizes), dtype=dtype, device=tensors[0].device)
-        for place, tensor in zip(self.split(flat), tensors, strict=True):
-            place.copy_(tensor)
-        return flat
-
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """The tensors as views of the buffer."""
-        parts = flat.split(self._sizes)
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-
 class MatrixExchange:
     """Sums of full gradients over the ranks, sent as the numbers they are.
 
@@ -205,7 +127,8 @@ class MatrixExchange:
     >>> sums["weight"].rows(1, 2).tolist(), sums["unused"]
     ([[1.0, 1.0, 1.0]], None)
 
-    In a loop of one's own, started by `torchrun`, by `joined` (or alone, as here):
+    In a loop of one's own, started by `torchrun`, by `joined` (or alone, as here). There the model,
+    too, is compared with the other ranks', and what is not finite is not committed:
 
     >>> model = torch.nn.Linear(4, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -231,6 +154,9 @@ class MatrixExchange:
         self.ranks, self.step = self.context.ranks, 0
         self._wire: Collectives | None = None
         self._begun: list[PendingSums] = []
+        # Whether all sums of this update are, as far as something of them would be kept.
+        self.finite = True
+        self._met: dict[str, str] | None = None  # terms of the parameters that ranks have compared
         # By name which rows of a parameter a gradient here is, and of how many: first, end, all.
         self.rows: dict[str, tuple[int, int, int]] = {}
 
@@ -260,6 +186,19 @@ class MatrixExchange:
             InputError: as `wire`.
         """
         _ = self.wire
+
+    def meet(self, model: nn.Module) -> None:
+        """Make sure that all ranks train parameters of the same names, shapes, dtypes and order.
+
+        `reduce` does so with the first model. Where others are trained later, as when some are no
+        longer frozen, all ranks call this before.
+
+        Raises:
+            InputError: as `wire`; or another rank trains other ones.
+        """
+        self.connect()
+        same_model(self.ranks, model)
+        self._met = shape_terms(trainable(model))
 
     def check(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Make sure that gradients of these parameters can be summed; `begin` does so too.
@@ -302,8 +241,24 @@ class MatrixExchange:
             pending.turn()
 
     def reduce(self, model: nn.Module) -> None:
-        """Make the gradients of a model's trained parameters their sums, all in one bucket."""
+        """Make the gradients of a model's trained parameters their sums, all in one bucket.
+
+        Raises:
+            InputError: as `meet`; or others are trained than those that ranks have compared.
+        """
+        self.discard()  # of an update that was interrupted
+        if self._met is None and self.ranks.alone:
+            warn_of_one_rank(NOTHING_TRAVELS)
         own = dict(trainable(model))
+        if self._met is None or self.ranks.alone:
+            self.meet(model)
+        elif (terms := shape_terms(own.items())) != self._met:
+            # No other rank is asked, which may have noticed nothing and not answer.
+            raise InputError(
+                "other parameters are trained than ranks have compared: "
+                f"{differing(self._met, terms, 'then', 'now')}; call meet(model) on all ranks "
+                "where that changes"
+            )
         pending = self.begin(
             {name: gradient_or_zeros(parameter) for name, parameter in own.items()},
             {name for name, parameter in own.items() if parameter.grad is not None},
@@ -322,13 +277,19 @@ class MatrixExchange:
         """From here on all gradients are so many times larger, and so is what is owed of them."""
 
     def commit(self) -> None:
-        """The update is made: what it leaves unsent is owed from here on."""
-        self.step += 1
-        self._begun.clear()
+        """The update is made: what it leaves unsent is owed from here on.
+
+        Where something is owed, and a sum is not finite, this is `discard`, on all ranks.
+        """
+        if self.finite:
+            self.keep()
+            self.step += 1
+        self.discard()
 
     def discard(self) -> None:
         """There is no update: everything is as it was before its gradients were summed."""
         self._begun.clear()
+        self.finite = True
 
     # A method's own part
 
@@ -346,6 +307,9 @@ class MatrixExchange:
 
     def forget(self, name: str) -> None:
         """No rank has this gradient in this update."""
+
+    def keep(self) -> None:
+        """Take up what the update leaves; then it is counted, and what it staged is forgotten."""
 
     # State
 
@@ -375,7 +339,7 @@ class MatrixExchange:
 
     def close(self) -> None:
         """Forget the wire; process groups end with the default group."""
-        self._wire = None
+        self._wire = self._met = None
 
 
 def dense_message(shapes: Sequence[TensorShape]) -> int:

@@ -32,6 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from modicum.core.ranks.forwarding_group import ForwardingGroup
+from modicum.core.ranks.functional_calls import see_functional_calls
 from modicum.core.ranks.observed_calls import (
     MESSAGES,
     RECEIVE,
@@ -75,11 +77,10 @@ METHODS = {
     "barrier": ("barrier", 0),
 }
 BROADCAST_BUFFERS = "_distributed_broadcast_coalesced"  # DDP's, before a forward pass
-# What DDP's reducer and its start call from C++.
-FORWARDED = ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "barrier")
 
 Observer = TypeVar("Observer", bound=CallObserver)
 _originals: dict[tuple[type, str], Any] = {}
+_endings: list[Callable[[], None]] = []
 _groups: WeakKeyDictionary[Any, _SeenGroup] = WeakKeyDictionary()
 _works: WeakKeyDictionary[Any, tuple[ObservedCall, tuple[CallObserver, ...]]] = WeakKeyDictionary()
 # By model: in C++ a group written in Python is none once nothing in Python refers to it.
@@ -148,6 +149,8 @@ def _see_groups(*, see: bool) -> None:
         for (owner, name), original in _originals.items():
             setattr(owner, name, original)
         _originals.clear()
+        while _endings:
+            _endings.pop()()
         for model in list(_reducers):
             set_reducer_group(model, model.process_group)
         _reducers.clear()
@@ -158,6 +161,7 @@ def _see_groups(*, see: bool) -> None:
     for kind in (SEND, RECEIVE):
         _wrap(dist.ProcessGroup, kind, partial(_recorded_message, kind))
     _wrap(dist.Work, "wait", _waited)
+    _endings.append(see_functional_calls(_noted_wait))
     _wrap(DistributedDataParallel, "__init__", _seen_ddp)
     _wrap(DistributedDataParallel, BROADCAST_BUFFERS, _seen_buffers)
     for model in _models():
@@ -295,46 +299,28 @@ def _waited(original: Any) -> Any:
     """`Work.wait` that notes how long it took."""
 
     def wait(work: Any, *arguments: Any, **named: Any) -> Any:
-        call, seeing = _works.get(work, (None, ()))
-        if call is None:
-            return original(work, *arguments, **named)
-        begun = time.monotonic()
-        if call.kind in MESSAGES and not call.done:
-            call.awaited = begun
-            for observer in seeing:  # what they do now costs nobody time: it travels
-                observer.changed(call)
-        result = original(work, *arguments, **named)
-        call.waited += time.monotonic() - begun
-        if call.done:
-            for observer in seeing:
-                observer.changed(call)
-        show_ended(call, seeing)
-        return result
+        return _noted_wait(work, partial(original, work, *arguments, **named))
 
     return wait
 
 
-class ForwardingGroup(dist.ProcessGroup):
-    """A process group in Python, by which calls from C++ reach methods that are recorded."""
-
-    def __init__(self, group: Any) -> None:
-        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
-        self._group = group
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The backend's, of the group behind."""
-        return str(self._group.name())
-
-    def _forward(self, name: str, *arguments: Any) -> Any:
-        return getattr(self._group, name)(*arguments)
-
-
-for _name in FORWARDED:
-
-    def _forwarded(self: ForwardingGroup, *arguments: Any, _name: str = _name) -> Any:
-        return self._forward(_name, *arguments)
-
-    setattr(ForwardingGroup, _name, _forwarded)
+def _noted_wait(work: Any, wait: Callable[[], Any]) -> Any:
+    """Wait for a call, and note how long that took."""
+    call, seeing = _works.get(work, (None, ()))
+    if call is None:
+        return wait()
+    begun = time.monotonic()
+    if call.kind in MESSAGES and not call.done:
+        call.awaited = begun
+        for observer in seeing:  # what they do now costs nobody time: it travels
+            observer.changed(call)
+    result = wait()
+    call.waited += time.monotonic() - begun
+    if call.done:
+        for observer in seeing:
+            observer.changed(call)
+    show_ended(call, seeing)
+    return result
 
 
 def _seen_ddp(original: Any) -> Any:

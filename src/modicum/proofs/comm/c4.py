@@ -51,9 +51,11 @@ def prove(run: ProofRun) -> None:
         ("cost_trial", cost),
     ]
     run.progress("slow ranks, and none")
+    run.quiet()
     slow, nothing, ratios = at_ranks(BENCH, RANKS, {"calls": calls}, seconds=7200)[0]
     _slow(run, slow, parts)
     run.progress("ranks that are killed or paused")
+    run.quiet()
     count = 5 if run.full else 1
     trials = [{"kind": k, "rank": draws.randrange(RANKS)} for k in FATAL for _ in range(count)]
     # PyTorch alone waits half an hour for a paused rank: of those only some are waited for.
@@ -79,6 +81,7 @@ def prove(run: ProofRun) -> None:
 def _ports(run: ProofRun, shift: int) -> None:
     """Whose port is slow or down, in a ring of messages; and no alarm there without a fault."""
     run.progress("ports that are slow, and none")
+    run.quiet()
     draws = random.Random("c4 ports")
     asked = [{"rank": draws.randrange(RANKS), "port": port} for port in PORTS for _ in range(5)]
     calls: list[tuple[str, dict[str, Any]]] = [
@@ -100,6 +103,7 @@ def _ports(run: ProofRun, shift: int) -> None:
     sentence = "seconds of an iteration of a ring over one that nobody watches"
     run.at_most(sentence, took, 1.01, part="check")
     run.progress("ports that are down")
+    run.quiet()
     down = port_down_trials(
         [{"rank": draws.randrange(RANKS), "apart": bool(n % 2)} for n in range(6)], RANKS, shift
     )

@@ -32,7 +32,8 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.parallel.exchange_ledger import row_widths
 from modicum.parallel.replicated import Replicated
 from modicum.parallel.zero import Zero
-from modicum.proofs.bench.meters import BusyCores, in_turns
+from modicum.proofs.bench.busy_cores import BusyCores
+from modicum.proofs.bench.meters import in_turns
 from modicum.proofs.comm.links import payload_sent, sent
 from modicum.proofs.comm.replicated_training import exchange_of, said_to_send
 from modicum.proofs.comm.sharded_training import coding_seconds, generator_of

@@ -94,9 +94,11 @@ def on_real_links(run: ProofRun, layers: int = 24, elements: int = 125_000) -> l
     arms = {"method": contender} | _peers(elements)
     for rate, ratios in (("100mbit", (8, 4, 3, 2, 1)), ("200mbit", (4,))):
         run.progress(f"measuring a link of {rate}")
+        run.quiet()
         all_reduce = _all_reduce(4, rate, layers * elements)
         for ratio in ratios:
             run.progress(f"{rate}, an all-reduce of {ratio} forward passes")
+            run.quiet()
             forward = all_reduce / ratio
             beside: Arms = {"fsdp2": {}} if ratio == 4 else {}
             model = asleep(layers, elements, forward)
@@ -113,6 +115,7 @@ def with_real_compute(run: ProofRun, layers: int = 24, width: int = 362) -> list
     elements = width * width
     model = {"layers": layers, "elements": elements, "rows": 3072}
     run.progress("measuring the computation")
+    run.quiet()
     forward, backward = at_ranks(f"{BENCH}:compute_seconds", 2, {"model": model})[0]
     contender = run.contender(
         {"arm": "dear", **ONE_BY_ONE},
@@ -122,6 +125,7 @@ def with_real_compute(run: ProofRun, layers: int = 24, width: int = 362) -> list
     arms = {"method": contender} | _peers(elements) | {"fsdp2": {}}
     for ratio in (4, 2):
         run.progress(f"real compute, an all-reduce of {ratio} forward passes")
+        run.quiet()
         rate = f"{round(4 * layers * elements * 8 / (ratio * forward) / 1000)}kbit"
         all_reduce = _all_reduce(2, rate, layers * elements)
         found = _timed(2, rate, arms, model)
@@ -230,6 +234,7 @@ def finds_a_size(run: ProofRun) -> None:
     }
     for ranks, milliseconds in ((4, 1), (4, 5)) if run.full else ((2, 1),):
         run.progress(f"tuning, {milliseconds} ms a step")
+        run.quiet()
         told = {
             "arms": {"method": {"arm": "dear", **tuned}} | grid,
             "model": model,

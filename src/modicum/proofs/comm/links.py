@@ -30,7 +30,9 @@ from modicum.proofs.ranks import SECONDS, RanksFailed, at_ranks
 
 # A burst much larger than a message passes it at memory speed; 100 ms of queue lose nothing.
 BURST = 32_768
+COLD_OFF = 0.15  # by which a cold message may be off the time of its bytes
 _SHAPE = "root tbf rate {rate} burst {burst}b latency 100ms"
+COLD = "modicum.proofs.comm.links:cold_seconds"
 _LEAST_BURST = 3_200  # two full packets
 # Which of these a kernel lets a namespace have. Its own choice may be BBR, which looks for a link's
 # rate by losing packets of it: where calls follow one another, a third of a slow link stood idle.
@@ -149,6 +151,35 @@ def burst_for(rate: float, message: int) -> int:
             allowed=f"{20 * least} bytes or more",
         )
     return max(least, min(BURST, message // 20))
+
+
+def in_tc(rate: float) -> str:
+    """Bytes a second as tc spells them.
+
+    >>> in_tc(2.5e6)
+    '20000kbit'
+    """
+    return f"{round(rate * 8 / 1000)}kbit"
+
+
+def tried_link(ranks: int, rate: float, message: int) -> tuple[int, float]:
+    """The burst for a link, and by what part a cold message on it is off the time of its bytes.
+
+    Args:
+        rate: bytes a second.
+        message: bytes that a rank sends in the smallest call that is timed.
+
+    Raises:
+        NoLinks: links cannot be shaped here.
+        InputError: the messages are too short for such a link, or it is not its rate.
+    """
+    burst = burst_for(rate, message)
+    [cold] = shaped(ranks, [in_tc(rate)], COLD, [{"message": message}], bursts=[burst])
+    off = cold / (message / rate) - 1
+    if abs(off) > COLD_OFF:
+        problem = f"a cold message takes {off:+.0%} of its bytes' time on a shaped link"
+        raise InputError(problem, field="burst", value=burst)
+    return burst, off
 
 
 def cold_seconds(ranks: Ranks, message: int, repeats: int = 5) -> float:

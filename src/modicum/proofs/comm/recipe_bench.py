@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ def trained(
 
     Returns:
         Of each recipe `seconds` of its updates but the first ones, `loss` of the last evaluation,
-        `bytes` of an update (the mean, without what ranks exchange to agree), `said` by the plan,
+        `bytes`, `calls` and `ring_steps` of an update (the mean, without what ranks exchange to
+        agree; of calls those that send something), `said` by the plan,
         the step that the first plan forecast (`forecast`; None: it cannot), and its row of the
         exchange that it chose (`chosen`).
     """
@@ -83,20 +84,37 @@ def _run(ranks: Ranks, values: Fields, folder: Path) -> dict[str, Any]:
     forecast = plan["prediction"]
     speed = forecast.get("tokens_per_second")
     chosen = [row for row in plan["choices"] if row["field"] == "comm"]
-    calls = [
-        sum(call["bytes"] for call in row["calls"] if call["label"] != AGREEMENT)
+    updates = [
+        [call for call in row["calls"] if call["label"] != AGREEMENT and call["bytes"]]
         for row in _rows(folder, "wire")
         if not row.get("left_out")
     ]
-    calls = calls[len(calls) % 2 :]  # factors may be sent by turns
+    updates = updates[len(updates) % 2 :]  # factors may be sent by turns
     return {
         "seconds": [row["seconds"] for row in steps[SKIPPED:]],
         "loss": rounds[-1]["loss"] if rounds else None,
-        "bytes": statistics.mean(calls) if calls else 0.0,
+        "bytes": _mean(sum(call["bytes"] for call in calls) for calls in updates),
+        "calls": _mean(len(calls) for calls in updates),
+        "ring_steps": _mean(sum(map(_ring_steps, calls)) for calls in updates),
         "said": forecast.get("wire_bytes", 0),
         "forecast": plan["tokens_per_update"] / speed if speed else None,
         "chosen": chosen[0] if chosen else None,
     }
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.mean(known) if known else 0.0
+
+
+def _ring_steps(call: Mapping[str, Any]) -> int:
+    """Steps of a ring that a call of `wire.jsonl` takes.
+
+    >>> _ring_steps({"kind": "all-reduce", "ranks": 4}), _ring_steps({"kind": "x", "ranks": 4})
+    (6, 3)
+    """
+    around = int(call["ranks"]) - 1
+    return around * (2 if call["kind"] == "all-reduce" else 1)
 
 
 def _rows(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -94,6 +94,7 @@ def sends_less(run: ProofRun) -> None:
     # 3/4 of the weights leave a host around the ring, and half of the gradients from each rank.
     carried = 2 * (3 / 4 + 2 / 4) * elements
     run.progress("steps on a slow link")
+    run.quiet()
     if run.full:
         rate = 10e6 / 8
         told = {"arms": arms, "elements": elements, "compute": carried / rate / 4}

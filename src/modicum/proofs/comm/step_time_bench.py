@@ -23,7 +23,8 @@ from modicum.core.ranks.collectives import Collectives
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
-from modicum.proofs.bench.meters import BusyCores, in_turns
+from modicum.proofs.bench.busy_cores import BusyCores
+from modicum.proofs.bench.meters import in_turns
 from modicum.proofs.comm.links import sent
 from modicum.proofs.distances import worst
 
