@@ -105,6 +105,7 @@ class Network:
         members = {link_name("0", *link): link for link in sorted(pairs) if rank in link}
         return RankReport(
             rank=rank, host="abcdefgh"[rank], process="running", process_seconds=0.0,
-            beat_seconds=0.1, starved=0.0, left=0, words="", marked=False, place="", entered={"0": number + 1},
+            beat_seconds=0.1, starved=0.0, left=0, words="", marked=False, place="",
+            entered={"0": number + 1},
             members={**members, "0": tuple(range(self.ranks))}, open=(), done=tuple(done),
         )  # fmt: skip
