@@ -12,7 +12,10 @@ from typing import Any
 
 from modicum.models.transformers.kinds import described
 
+# Within how many tokens all is alike: the window, tokens that are looked at, positions whose
+# attention has one temperature. Fewer than a small model is tried with.
 _WINDOW = 4
+_WINDOWS = ("sliding_window", "index_topk", "floor_scale")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
 _LIKE_WIDTH = ("word_embed_proj_dim", "embedding_size", "d_model")
@@ -44,8 +47,9 @@ def reduced(raw: Mapping[str, Any], tokens: int, *, narrow: bool) -> dict[str, A
     made = described(raw)
     _fewer_blocks(made, _kinds(made))
     _fewer_tokens(made, tokens)
-    if getattr(made, "sliding_window", None):
-        made.sliding_window = _WINDOW
+    for name in _WINDOWS:
+        if getattr(made, name, None):
+            setattr(made, name, _WINDOW)
     if narrow:
         _fewer_heads(made)
     return _written(raw, made)

@@ -91,6 +91,8 @@ def small_model(raw: Mapping[str, Any], head: HeadKind = "tokens") -> Any:
                 model = build(config)
             if sum(parameter.numel() for parameter in model.parameters()) > _LARGEST:
                 continue
+            if stored_buffers(model):  # decays, masks: zeros in their places would hide a layer
+                model = build(config)
             materialise(model, "cpu")
             _draw(model)
             with torch.no_grad():
@@ -122,5 +124,3 @@ def _draw(model: TransformersDecoder) -> None:
             parameter.copy_(noise * (1.5 / min(parameter.shape[-2:]) ** 0.5))
         else:
             parameter.copy_(1 + 0.2 * noise)
-    for buffer in stored_buffers(model).values():
-        buffer.zero_()
