@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_network import Link, Network
 
-from modicum.comm.anomalies import Anomaly, DiagnosisLimits
+from modicum.comm.anomalies import Anomaly, DiagnosisLimits, between_groups
 from modicum.comm.judging import Judge
 from modicum.comm.link_patterns import BOTH, IN, OUT, LinkMatrix
+from modicum.core.ranks.rank_reports import parse_event
 
 BEGINS, ENOUGH = 40, 75  # iterations
 
@@ -148,14 +151,28 @@ def found(network: Network) -> list[Anomaly]:
     return anomalies
 
 
+def ranks_in(words: str) -> tuple[int, ...]:
+    """Of `ranks 0, 2-4 (hosts a, b)`."""
+    runs = [part.split("-") for part in words.removeprefix("ranks ").split(" (")[0].split(", ")]
+    return tuple(rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1))
+
+
+def groups_of(one: Anomaly) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Between which groups a block is, and whether one way."""
+    how, ranks = one.between.split(" ", 1) if one.between else ("", "")
+    words = re.findall(r"ranks [^)]*\)", ranks)
+    assert how in ("", "from" if " to " in ranks else "between")
+    return tuple(map(ranks_in, words)), how == "from"
+
+
 def named(one: Anomaly, known: frozenset[Link]) -> frozenset[Link]:
     """The links that an alarm means."""
+    size = max(map(max, known)) + 1
     if one.kind == "slow block":
-        ranks = max(map(max, known)) + 1
-        return of_groups(ranks, *one.groups, one_way=one.one_way).links & known
+        groups, one_way = groups_of(one)
+        return of_groups(size, *groups, one_way=one_way).links & known
     if one.kind == "slow port":
-        ranks = max(map(max, known)) + 1
-        return of_port(ranks, one.rank, one.port).links & known
+        return of_port(size, one.rank, one.port).links & known
     assert one.kind == "slow link"
     return frozenset({(one.rank, one.peer)})
 
@@ -181,7 +198,7 @@ def test_where_all_send_to_all_one_alarm_says_what_is_slow(
     )  # fmt: skip
     (one,) = found(network)
     assert named(one, every(fault.ranks)) == fault.links
-    assert (one.port, one.groups, one.one_way) == (fault.port, fault.groups, fault.one_way)
+    assert (one.port, *groups_of(one)) == (fault.port, fault.groups, fault.one_way)
     if fault.port:
         assert one.rank == fault.rank
     assert one.rate == pytest.approx(one.usual_rate / factor, rel=0.25)
@@ -287,7 +304,8 @@ def test_the_sentence_names_groups_their_hosts_and_the_direction() -> None:
     )
     (rank,) = found(Network(slower=dict.fromkeys(of_port(4, 1, BOTH).links, 4.0), all_pairs=True))
     assert rank.sentence.startswith("the port of rank 1 (host b), out and in, is slow since send ")
-    assert {"groups", "group_hosts", "one_way"} <= both.as_json().keys()
+    for alarm in (both, one, rank):
+        assert parse_event(json.dumps(alarm.as_json()).encode()) == alarm.as_json()
 
 
 def test_a_link_within_a_group_is_named_after_the_block() -> None:
@@ -311,4 +329,15 @@ def test_a_block_may_be_named_again_when_it_was_fast() -> None:
     for number, reports in enumerate(network.iterations(170)):
         judge.add(reports, number * 0.2)
         alarms += judge.look(number * 0.2)
-    assert [one.groups for one in alarms] == [((0, 1), (2, 3))] * 2
+    assert [groups_of(one) for one in alarms] == [(((0, 1), (2, 3)), False)] * 2
+
+
+def test_agents_take_the_longest_sentence_of_a_block() -> None:
+    """Of ranks that do not follow one another, on hosts with the longest names."""
+    ranks = [range(first, 1000, 2) for first in (0, 1)]
+    hosts = [[f"{rank:0>255}" for rank in group] for group in ranks]
+    said = between_groups(ranks, hosts, one_way=False)
+    assert said.startswith("between ranks 0, 2, 4, ")
+    one = Anomaly("slow block", 0, "a" * 255, "send 1", False, "", 1.0, ends=False,
+                  note="n" * 1000, peer=1, peer_host="b" * 255, between=said)  # fmt: skip
+    assert parse_event(json.dumps(one.as_json()).encode())["between"] == said

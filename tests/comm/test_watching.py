@@ -21,6 +21,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import Pool, RanksFailed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.nn.parallel import DistributedDataParallel
 
@@ -118,6 +120,31 @@ def test_ranks_under_ddp(pool: Pool, tmp_path: Path, what: str, lost: tuple[int,
         if what == "asleep":
             assert "; it is in test_watching.py:" in event["sentence"]
             assert ", batch, since 3 s" in event["sentence"]
+
+
+def clipped(ranks: Ranks, record: str) -> int:
+    """FSDP2, of which rank 1 sleeps before PyTorch's own norm of the gradients."""
+    with modicum.comm.watch(late_seconds=1.0, slow_share=0.9, record=record):
+        model = torch.nn.Linear(8, 8)
+        fully_shard(model, mesh=init_device_mesh("cpu", (ranks.size,)))
+        for step in range(40):
+            model(torch.ones(8, 8)).sum().backward()
+            batch(ranks.rank, step, "asleep")
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            model.zero_grad()
+        dist.barrier()
+    return ranks.rank
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_a_rank_that_is_late_to_a_norm_of_fsdp2_is_named(pool: Pool, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    assert pool.run(clipped, str(record)) == [0, 1]
+    (event,) = [json.loads(line) for line in record.read_text().splitlines()]
+    assert (event["kind"], event["rank"], event["ends"]) == ("late", 1, False)
+    assert event["collective"].startswith("all-reduce ")
+    assert event["place"].endswith(", batch")
 
 
 def failing(ranks: Ranks, record: str) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pool import Pool
 from tests.trainer.test_ranks import outcome, recipe_of, rows, trains
 
 from modicum.cli.train import Asked, _run
+from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError, ModicumError
 from modicum.core.ranks.ranks import Ranks
 from modicum.core.ranks.roll_call import SILENT_SECONDS
@@ -53,6 +55,28 @@ def faulty(
     except RuntimeError as error:
         return f"1: {error}", heard
     return "done", heard
+
+
+def late_to_a_norm(ranks: Ranks, values: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Train as a rank, of which rank 1 sleeps before the norm of its ninth gradients."""
+    heard, before, numbers = list[dict[str, Any]](), Strategy.norm, count(1)
+
+    def norm(strategy: Strategy, parameters: Any) -> Any:
+        if ranks.rank == 1 and next(numbers) == 9:
+            time.sleep(3.0)
+        return before(strategy, parameters)
+
+    def listener(told: dict[str, Any]) -> None:
+        if told["event"] == "anomaly":
+            heard.append(told)
+
+    Strategy.norm = norm  # type: ignore[method-assign]
+    try:
+        plan = continued(Recipe(**values), folder, ranks=ranks)
+        train(plan, folder, ranks=ranks, listener=listener)
+    finally:
+        Strategy.norm = before  # type: ignore[method-assign]
+    return heard
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -152,6 +176,21 @@ def test_a_late_rank_is_an_event_and_a_mark_in_the_report(
     assert (kept["step"], kept["sentence"]) == (event["step"], event["message"])
     marks = [each for each in events(read(folder)) if each["kind"] == "anomaly"]
     assert marks == [{"step": event["step"], "kind": "anomaly", "text": event["message"]}]
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+@pytest.mark.parametrize("strategy", ["fsdp", "zero"])
+def test_a_rank_that_is_late_to_a_norm_of_sharded_gradients_is_named(
+    pool: Pool, questions: Path, tmp_path: Path, strategy: str
+) -> None:
+    parallel = {"strategy": strategy}
+    values, folder = recipe_of(questions, watchdog=C4, parallel=parallel), tmp_path / "run"
+    heard, others = pool.run(late_to_a_norm, values, folder)
+    assert others == []
+    (event,) = heard
+    assert (event["kind"], event["rank"], event["ends"]) == ("late", 1, False)
+    assert " of agreement; it is in test_rank_watch.py:" in event["message"]
 
 
 @pytest.mark.ranks

@@ -54,8 +54,8 @@ class Anomaly:
             is in `peer_collective`; else -1.
         port: of a slow port whether it is that `out` of the rank, `in`, or `out and in`.
         rate, usual_rate: bytes a second of a link, now and before; of several links, of one.
-        groups, group_hosts: of a slow block the ranks between which all links are slow, and the
-            host of each; where it is slow one way, from the first to the second.
+        between: of a slow block the groups of ranks between which, or from which to which, all
+            links are slow, and their hosts, for people.
     """
 
     kind: str
@@ -74,9 +74,7 @@ class Anomaly:
     rate: float = 0.0
     usual_rate: float = 0.0
     peer_collective: str = ""
-    groups: tuple[tuple[int, ...], ...] = ()
-    group_hosts: tuple[tuple[str, ...], ...] = ()
-    one_way: bool = False
+    between: str = ""
 
     @property
     def sentence(self) -> str:
@@ -116,13 +114,7 @@ class Anomaly:
             what = f"the port of {who}" + (f", {self.port}," if self.port else "")
         if self.kind in STUCK:
             return f"{what} stands still since {self.seconds:.0f} s, in {self.collective}"
-        said = f"{what} is slow"
-        if self.groups:
-            groups = [*map(_group, self.groups, self.group_hosts)]
-            between = f"between {', '.join(groups[:-1])} and {groups[-1]}"
-            if self.one_way:
-                between = f"from {groups[0]} to {groups[1]}"
-            said = f"the links {between} are slow"
+        said = f"the links {self.between} are slow" if self.between else f"{what} is slow"
         rates = [f"{format_bytes(round(rate))} a second" for rate in (self.rate, self.usual_rate)]
         since = f"since {self.collective}, {self.seconds:.1f} s ago"
         return f"{said} {since}: {rates[0]}, and {rates[1]} before"
@@ -135,12 +127,23 @@ class Anomaly:
         return asdict(self) | {"sentence": self.sentence}
 
 
-def _group(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Ranks, and the hosts that are known, for people.
+def between_groups(
+    groups: Sequence[Sequence[int]], hosts: Sequence[Sequence[str]], *, one_way: bool
+) -> str:
+    """Groups of ranks and the hosts of these that are known, for people.
 
-    >>> _group([0, 1], ["a", "b"]), _group([2, 4, 5, 6], ["c", "c", "", ""]), _group([3], [""])
-    ('ranks 0, 1 (hosts a, b)', 'ranks 2, 4-6 (host c)', 'rank 3')
+    >>> between_groups([[0, 1], [2, 4, 5, 6]], [["a", "b"], ["c", "c", "", ""]], one_way=False)
+    'between ranks 0, 1 (hosts a, b) and ranks 2, 4-6 (host c)'
+    >>> between_groups([[2, 3], [0, 1]], [["", ""], ["", ""]], one_way=True)
+    'from ranks 2, 3 to ranks 0, 1'
     """
+    said = [*map(_group, groups, hosts)]
+    if one_way:
+        return f"from {said[0]} to {said[1]}"
+    return f"between {', '.join(said[:-1])} and {said[-1]}"
+
+
+def _group(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -149,5 +152,15 @@ def _group(ranks: Sequence[int], hosts: Sequence[str]) -> str:
             runs.append([rank])
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     known = list(dict.fromkeys(filter(None, hosts)))
-    where = f" (host{'s' * (len(known) > 1)} {', '.join(known)})" if known else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}{where}"
+    where = f" (host{'s' * (len(known) > 1)} {_first(known, 4)})" if known else ""
+    return f"ranks {_first(parts, 16)}{where}"
+
+
+def _first(words: Sequence[str], most: int) -> str:
+    """Some words, and how many there are more: a line is as long as an agent takes.
+
+    >>> _first(["a", "b", "c"], 3), _first(["a", "b", "c"], 1)
+    ('a, b, c', 'a and 2 more')
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

@@ -14,7 +14,13 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from modicum.comm.anomalies import EITHER_END, TOGETHER_SECONDS, Anomaly, DiagnosisLimits
+from modicum.comm.anomalies import (
+    EITHER_END,
+    TOGETHER_SECONDS,
+    Anomaly,
+    DiagnosisLimits,
+    between_groups,
+)
 from modicum.comm.link_patterns import IN
 from modicum.comm.seen_ranks import SeenRanks
 from modicum.comm.slow_links import SlowLink
@@ -197,18 +203,17 @@ class Judge:
         if found.port:
             rank, peer = (peer if found.port == IN else rank), -1
         hosts, by_rank = [self._seen.host(one) for one in (rank, peer)], self._seen.by_rank
-        ends = [one for group in found.groups for one in group] or [rank, peer]
+        kind, between, ends = "slow port" if found.port else "slow link", "", [rank, peer]
+        if found.groups:
+            kind, ends = "slow block", [one for group in found.groups for one in group]
+            where = [[self._seen.host(one) for one in group] for group in found.groups]
+            between = between_groups(found.groups, where, one_way=found.one_way)
         starving = {one: self._starving(one, 0.5, by_rank) for one in ends if one in by_rank}
-        whose = [
-            f"rank {one}: " * bool(found.groups) + said for one, said in starving.items() if said
-        ]
-        kind = "slow block" if found.groups else "slow port" if found.port else "slow link"
+        whose = [f"rank {one}: " * bool(between) + said for one, said in starving.items() if said]
         return Anomaly(
             kind, rank, hosts[0], f"send {found.since}", False, "", found.seconds, ends=False,
-            note="; ".join(filter(None, [found.note, *whose])), peer=peer, peer_host=hosts[1],
-            port=found.port, rate=found.rate, usual_rate=found.usual_rate, groups=found.groups,
-            group_hosts=tuple(tuple(map(self._seen.host, group)) for group in found.groups),
-            one_way=found.one_way,
+            note="; ".join(filter(None, [found.note, *whose[:2]])), peer=peer, peer_host=hosts[1],
+            port=found.port, rate=found.rate, usual_rate=found.usual_rate, between=between,
         )  # fmt: skip
 
     def _starving(self, rank: int, share: float, members: Iterable[int]) -> str:

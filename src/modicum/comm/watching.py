@@ -65,16 +65,19 @@ def watch(
     """Name the rank that holds up the others, and end a run that stands still.
 
     Every rank calls it once, after `init_process_group`, before or after the model is wrapped. It
-    sees the collectives of bare loops, DistributedDataParallel, FSDP2 and modicum, and messages
-    from one rank to another. On each host one process without torch looks at the ranks and prints
-    what it finds on standard error: a rank that is dead or failed, stopped, late (with the call
-    that it has not entered, where it is in the code, and since when), or slow in every iteration; a
-    link between two ranks whose messages take twice as long as before, or do not come; all links of
-    a port, or between groups of ranks, where all of them do. A dead rank
-    ends the run at once, a stopped one, one of whose host nothing is heard, or a link on which
-    nothing comes, after `silent_seconds`: all ranks that are left end with exit code 4. Under
-    torchrun, which itself ends the others of a rank that died, the sentence is printed all the
-    same.
+    sees the collectives of bare loops, DistributedDataParallel, FSDP2 and modicum, those of DTensor
+    (a norm's in `clip_grad_norm_`) and of compiled code, and messages from one rank to another; not
+    what a CUDA graph plays again, symmetric memory, or messages of functional collectives. On each
+    host one process without torch looks at the ranks and prints what it finds on standard error: a
+    rank that is dead or failed, stopped, late (with the call that it has not entered, where it is
+    in the code, and since when), or slow in every iteration; a link between two ranks whose
+    messages take twice as long as before, or do not come; all links of a port, or between groups of
+    ranks, where all of them do. A dead rank ends the run at once, a stopped one, one of whose host
+    nothing is heard, or a link on which nothing comes, after `silent_seconds`: all ranks that are
+    left end with exit code 4. Under torchrun, which itself ends the others of a rank that died, the
+    sentence is printed all the same.
+
+    A process alone is warned that nothing is watched.
 
     Ranks of a process group count as of one role. At two ranks a late one is named; which end of a
     slow link it is, is not. Of links where only collectives travel, nothing is known. Only gloo was

@@ -1,19 +1,24 @@
 """Process groups whose calls are recorded, those of PyTorch's DistributedDataParallel among them.
 
 `observing(observer)` shows an observer every collective of this process: modicum's own, FSDP2's,
-DDP's, those of a script, and every message that one rank sends to another (`dist.send`, `isend`,
-`batch_isend_irecv`), at both ends; not what is received from whoever sends. Tensors and orders are
-left as they are, so results are the same to the bit, and afterwards nothing is wrapped. Calls that
-C++ issues for others, functional collectives of compiled code, are not seen.
+DDP's, DTensor's (a norm's in `clip_grad_norm_`), those of a script and of compiled code, and every
+message that one rank sends to another (`dist.send`, `isend`, `batch_isend_irecv`), at both ends;
+not what is received from whoever sends. Tensors and orders are left as they are, so results are the
+same to the bit, and afterwards nothing is wrapped.
+
+Not seen are: what a CUDA graph plays again; messages of functional collectives (`isend`, `irecv`);
+`all_gather_into_tensor_out` of these, which compilers alone call, before torch 2.14; operators of
+symmetric memory; and functional collectives on other devices than processors and CUDA, or of a
+group that is written in Python.
 
     with observing(CallLog()) as log:
         dist.all_reduce(tensor)
     log.calls[0].kind, log.calls[0].ended - log.calls[0].begun
 
 Python's callers find a group's methods on its class; there they are wrapped while somebody
-observes. DDP's reducer calls from C++, past the class: it is given a group written in Python, which
-forwards to the one that it would have used. The buffers that DDP broadcasts before a forward pass
-are one call.
+observes. DDP's reducer and functional collectives (`functional_calls`) call from C++, past the
+class: they are given a group written in Python, which forwards to the one that they would have
+used. The buffers that DDP broadcasts before a forward pass are one call.
 """
 
 from __future__ import annotations
