@@ -156,7 +156,7 @@ def _incomplete(folder: Path) -> bool:
 def _downloaded(asked: HubModel, names: Sequence[str]) -> Path:
     """The folder with the files of these names, as many as there are in the repository."""
     hub = library("huggingface_hub", "hf", f"{PREFIX}{asked.name}: reading it")
-    with _bars_on_terminals(hub):
+    with _bars_on_terminals():
         try:
             found = hub.snapshot_download(
                 asked.name, revision=asked.revision, allow_patterns=list(names)
@@ -189,12 +189,14 @@ def _offline() -> bool:
 
 
 @contextmanager
-def _bars_on_terminals(hub: Any) -> Iterator[None]:
-    bars = not hub.utils.are_progress_bars_disabled() and not sys.stderr.isatty()
+def _bars_on_terminals() -> Iterator[None]:
+    from huggingface_hub import utils  # which the package itself does not load
+
+    bars = not utils.are_progress_bars_disabled() and not sys.stderr.isatty()
     if bars:
-        hub.utils.disable_progress_bars()
+        utils.disable_progress_bars()
     try:
         yield
     finally:
         if bars:
-            hub.utils.enable_progress_bars()
+            utils.enable_progress_bars()
