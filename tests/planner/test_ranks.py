@@ -385,7 +385,7 @@ def peak_at(
 def least_peak(pool: Pool, most: float, function: Callable[..., int], *arguments: Any) -> int:
     """The peak of the rank that has most, of each rank the least of up to eight runs.
 
-    On a busy machine gloo's thread may hold a bucket until the next update, at one of four runs;
+    On a busy machine gloo's thread may hold a bucket until the next update (in 5 of 22 runs);
     where all eight are above `most`, the forecast is too low.
     """
     least = pool.run(function, *arguments, ranks=2)
