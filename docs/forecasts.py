@@ -20,9 +20,11 @@ SAID = """# Forecasts
 methods of the catalog, precisions, micro-batches, one rank and two, checkpoints, evaluations. It
 does not draw adapters on compressed models, starts from an adapter, dropout, long samples, nor
 bases stored in 16 bits: what preparing `compress`, reading experts and the keys and values of long
-samples take is in no forecast yet, so such a plan may fit and its run exceed the budget. Each is planned with a budget of 0.7 to 1.4 times what it needs
-without one. Where the plan says that it fits, it runs under that budget, alone in a process; where
-it is refused, it runs anyway, with the choices that need least. Tensors take at least 200 MB.
+samples take is in no forecast yet, so such a plan may fit and its run exceed the budget.
+
+Each is planned with a budget of 0.7 to 1.4 times what it needs without one. Where the plan says
+that it fits, it runs under that budget, alone in a process; where it is refused, it runs anyway,
+with the choices that need least. Tensors take at least 200 MB.
 """
 NOT_YET = "\nNothing is measured yet: `python benchmarks/plan_truth.py --seed N` does.\n"
 COLUMNS = {"tensors": "tensors", "process": "process minus base", "step": "step"}
