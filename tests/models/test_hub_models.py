@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +160,14 @@ def test_an_index_names_safetensors_in_its_folder_alone(hub: StandIn, named: Any
     with pytest.raises(InputError, match="names what is no file of safetensors in its folder"):
         download_weights("hub:a/b")
     assert not any(map(hub.downloaded, OTHERS))
+
+
+def test_a_fresh_process_says_that_the_hub_cannot_be_reached(tmp_path):
+    # Here other tests have imported all parts of the hub's library; a command has not.
+    command = [sys.executable, "-m", "modicum", "plan", str(tmp_path / "recipe.yaml")]
+    (tmp_path / "recipe.yaml").write_text("model: {path: 'hub:no/such'}\n", encoding="utf-8")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "hub:no/such" in done.stderr
+    assert "Traceback" not in done.stderr

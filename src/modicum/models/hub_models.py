@@ -190,8 +190,8 @@ def _offline() -> bool:
 
 @contextmanager
 def _bars_on_terminals() -> Iterator[None]:
-    from huggingface_hub import utils  # which the package itself does not load
-
+    # A module of its own, which the package itself does not load.
+    utils = library("huggingface_hub.utils", "hf", "a model of the hub: reading it")
     bars = not utils.are_progress_bars_disabled() and not sys.stderr.isatty()
     if bars:
         utils.disable_progress_bars()
