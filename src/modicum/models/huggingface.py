@@ -247,7 +247,8 @@ def fill(model: Decoder, folder: str | Path, skip: Collection[str] = ()) -> None
     """Copy a folder's weights into a model that has memory, cast to the dtypes that it has.
 
     The model may have adapters attached, which are left as they are, and may be sharded over ranks:
-    each reads its own rows alone. Layers of another form than the file's are made of its weights.
+    each reads its own rows alone. Layers of another form than the file's are made of its weights,
+    one at a time; of others a little of the files is in memory next to the model.
 
     Args:
         skip: parameters that are left as they are, whatever the file holds of them.
@@ -288,7 +289,7 @@ def fill_from(model: nn.Module, header: ModelHeader, skip: Collection[str] = ())
             fits = name.endswith(".bias") or name.rpartition(".")[0] not in formed
             if name in header.tensors and fits and name not in skip:
                 part, before = own_part(parameter)
-                part.copy_(_read_rows(header, name, before, part.shape[0]))
+                _read_into(header, name, part, before)
         for path, layer in frozen_linears(model).items():
             rows, before = own_rows(layer)
             if path in getattr(model, "transposed", ()):  # its rows are columns of the file's
@@ -363,4 +364,15 @@ def _read_rows(
     entry = header.tensors[name]
     if isinstance(entry, TensorEntry):
         return read_tensor(entry, before, rows)
-    return entry.read()[before : None if rows is None else before + rows]
+    return entry.read(before, rows)
+
+
+def _read_into(header: ModelHeader, name: str, target: torch.Tensor, before: int) -> None:
+    """Copy a tensor of the folder, or those of its rows that `target` has, a little at a time."""
+    from modicum.models.tensor_pieces import read_into
+
+    entry = header.tensors[name]
+    if isinstance(entry, TensorEntry):
+        read_into(entry, target, before)
+    else:
+        entry.read_into(target, before)

@@ -1,8 +1,8 @@
 """Which tensors of a folder's files become which of a model, as transformers itself has it.
 
 Old names, prefixes, experts that files hold one by one: transformers says by rules of its own how
-names in files become those of a model. Here they are followed tensor by tensor, so that no more
-than one tensor of the model is in memory.
+names in files become those of a model. Here they are followed tensor by tensor, and most of them
+piece by piece, so that little of the files is in memory next to the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from torch import Tensor
 from modicum.core.errors import InputError
 from modicum.models.safetensors_file import TensorEntry, read_tensor
 from modicum.models.stored_tensor import check_stored
+from modicum.models.tensor_pieces import TensorPiece, read_pieces
 from modicum.models.transformers.buffers import stored_buffers
+from modicum.models.transformers.followed import Following
 from modicum.models.transformers.model import TransformersModel
 from modicum.models.transformers.private import may_be_left, may_be_missing
 
@@ -29,6 +31,7 @@ _COMPUTED = re.compile(
     r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|\.attention\.(masked_)?bias)$"
 )
 _CODES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in _CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class ConvertedTensor:
         bytes: of what is made.
         parts: the files' tensors, with the rule's pattern that each fits.
         make: makes the tensor of the parts' values.
+        pieces: what of the parts stands where; None: only `make` knows.
     """
 
     file: Path
@@ -50,10 +54,27 @@ class ConvertedTensor:
     bytes: int
     parts: tuple[tuple[str, TensorEntry], ...]
     make: Callable[[list[Tensor]], Tensor]
+    pieces: tuple[TensorPiece, ...] | None = None
 
-    def read(self) -> Tensor:
-        """The tensor, on the CPU."""
-        return self.make([read_tensor(entry) for _, entry in self.parts])
+    def read(self, before: int = 0, rows: int | None = None) -> Tensor:
+        """The tensor, on the CPU, or `rows` of its rows after the first `before`."""
+        end = self.shape[0] if rows is None else min(before + rows, self.shape[0])
+        if self.pieces is None:
+            return self.make([read_tensor(entry) for _, entry in self.parts])[before:end]
+        made = torch.empty((max(0, end - before), *self.shape[1:]), dtype=_CODES[self.dtype])
+        self.read_into(made, before)
+        return made
+
+    def read_into(self, target: Tensor, before: int = 0) -> None:
+        """Copy the tensor into `target`, or those of its rows that `target` has.
+
+        Args:
+            before: how many rows of the tensor are before those.
+        """
+        if self.pieces is None:
+            target.copy_(self.read(before, target.shape[0]))
+        else:
+            read_pieces([entry for _, entry in self.parts], self.pieces, target, before)
 
 
 Placed = dict[str, TensorEntry | ConvertedTensor]
@@ -138,8 +159,13 @@ def _converted(
     model: Any, rule: Any, target: str, group: list[tuple[str, str, TensorEntry]]
 ) -> Placed:
     """What a rule makes of a group of tensors, found out on tensors without memory."""
-    dtype = _CODES.get(group[0][2].dtype, torch.float32)
-    shapes = [torch.empty(entry.shape, dtype=dtype, device="meta") for _, _, entry in group]
+    parts = tuple((pattern, entry) for pattern, _, entry in group)
+    unlike = [entry.dtype for _, entry in parts if entry.dtype not in _CODES]
+    dtypes = [_CODES.get(entry.dtype, torch.float32) for _, entry in parts]
+    empty = [
+        torch.empty(entry.shape, dtype=dtype, device="meta")
+        for (_, entry), dtype in zip(parts, dtypes, strict=True)
+    ]
 
     def run(values: list[Tensor]) -> dict[str, Tensor]:
         own = copy.deepcopy(rule)
@@ -148,13 +174,21 @@ def _converted(
         found = own.convert(target, model=model, config=model.config)
         return {name: each[0] if isinstance(each, list) else each for name, each in found.items()}
 
-    entry, parts = group[0][2], tuple((pattern, entry) for pattern, _, entry in group)
+    with Following(empty) as following:
+        found = run(empty)
     made: Placed = {}
-    for name, value in run(shapes).items():
+    for name, value in found.items():
         make = lambda values, name=name: run(values)[name]  # noqa: E731
-        size = value.numel() * value.dtype.itemsize
-        shape = tuple(value.shape)
-        made[name] = ConvertedTensor(entry.file, entry.dtype, shape, size, parts, make)
+        dtype = unlike[0] if unlike else _NAMES[value.dtype]
+        made[name] = ConvertedTensor(
+            parts[0][1].file,
+            dtype,
+            tuple(value.shape),
+            value.numel() * value.dtype.itemsize,
+            parts,
+            make,
+            None if unlike else following.pieces(value),
+        )
     return made
 
 
