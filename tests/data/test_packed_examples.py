@@ -150,3 +150,20 @@ def test_first_fit_decreasing_leaves_no_row_that_another_could_take_in(widths):
     for number, row in enumerate(rows):
         assert all(filled[number] + widths[later[0]] > 10 for later in rows[number + 1 :])
         assert row
+
+
+@given(examples_of(longest=9), st.integers(8, 20))
+def test_padding_is_told_apart_from_the_last_example_where_that_is_asked_for(
+    tmp_path_factory, write_store, examples, length
+):
+    store = write_store(tmp_path_factory.mktemp("store"), examples, examples=True)
+    packed = PackedExamples(store, length)
+    packed.pads_apart = True
+    for row in range(len(packed)):
+        batch, width = packed.batch([row]), packed.width(row)
+        if batch.documents is None:
+            assert width == length
+            continue
+        documents = batch.documents[0].tolist()
+        assert width == length or documents[width - 1] != documents[width]
+        assert len(set(documents[width:])) <= 1

@@ -186,3 +186,20 @@ def test_every_shape_is_there_with_documents_and_without():
     assert [(len(b.input_ids), b.documents is None) for b in shapes] == [
         (4, False), (4, True), (3, False), (3, True)
     ]  # fmt: skip
+
+
+@given(documents_of(), st.integers(2, 9))
+def test_padding_is_told_apart_from_the_last_document_where_that_is_asked_for(
+    tmp_path_factory, write_store, documents, length
+):
+    store = write_store(tmp_path_factory.mktemp("store"), [(ids, 0) for ids, _ in documents])
+    if all(len(ids) == 1 for ids, _ in documents):
+        return
+    packed = Packed(store, length)
+    packed.pads_apart = True
+    for row in range(len(packed)):
+        batch, width = packed.batch([row]), packed.width(row)
+        if batch.documents is not None and width < length:
+            numbers = batch.documents[0].tolist()
+            assert numbers[width - 1] != numbers[width]
+        assert batch.documents is not None or width == length

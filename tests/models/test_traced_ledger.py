@@ -362,3 +362,27 @@ def test_where_the_disk_keeps_no_locks_each_process_traces_for_itself(
     monkeypatch.setattr("fcntl.flock", refuses)
     with traced_cache._turn(tmp_path / "one.json"):
         assert (tmp_path / "one.lock").exists()
+
+
+class ByNumber(nn.Module):
+    """Blocks of two widths, which get an input by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [4, 4, 4, 8, 4, 4, 4, 8]
+        self.blocks = nn.ModuleList(nn.Linear(width, 2) for width in widths)
+        self.widths = widths
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = zip(self.blocks, self.widths, strict=False)
+        return sum(block(x[:, :width]).sum() for block, width in pairs)  # type: ignore[return-value]
+
+
+def test_where_blocks_are_looked_up_by_number_all_of_them_are_traced() -> None:
+    with on_meta():
+        model = ByNumber()
+    traced = TracedModel(model, lambda n: torch.zeros(n, 8), lambda m, x: m(x))
+    assert len(traced.counts) < 8
+    assert traced.ledger(4).bytes("weight") == sum(4 * (2 * w + 2) for w in model.widths)
+    traced.moves().parts(4)
+    assert traced.counts == {f"blocks.{number}": 1 for number in range(8)}

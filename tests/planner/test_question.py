@@ -69,10 +69,10 @@ def test_what_the_files_decide_is_settled_anew_for_a_changed_recipe(
     assert again.comm == comm
 
 
-def test_next_to_an_adapter_of_a_classifier_the_files_decide_nothing(classes: Recipe) -> None:
+def test_the_files_of_a_classifier_decide_next_to_an_adapter_too(classes: Recipe) -> None:
     asked = asked_of(classes)
-    assert asked.task.dtypes_of(asked.inputs, classes) == asked.inputs.dtypes == frozenset()
-    assert asked.task.dtypes_of(asked.inputs, classes.changed(adapter=None)) == {"F32"}
+    for recipe in (classes, classes.changed(adapter=None)):
+        assert asked.task.dtypes_of(asked.inputs, recipe) == asked.inputs.dtypes == {"F32"}
 
 
 def test_a_change_of_the_exchange_is_made_and_another_leaves_what_was_chosen(

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from modicum.core.errors import InputError
+from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
 from modicum.data import Tokenizer
 from modicum.data.parts import Draw
 from modicum.data.tokenizer_files import exported_files, moment_of
 from modicum.recipe import Recipe
 from modicum.tasks import text
-from modicum.tasks.text_stream import streamed
+from modicum.tasks.text_stream import shape_of, streamed
 
 WORDS = ("alpha", "bravo", "charlie", "delta")
 MODEL = {"layers": 1, "width": 16, "heads": 2, "vocabulary_size": 340}
@@ -102,3 +103,50 @@ def test_the_moment_of_a_run_is_written_once_and_not_exported(tmp_path: Path) ->
     (tmp_path / "tokenizer" / "moment.txt").write_text("yesterday\n")
     with pytest.raises(InputError, match="holds no date and time"):
         moment_of(tmp_path / "tokenizer")
+
+
+def long_rope(folder: Path, tokenizer: Tokenizer, texts: list[str]) -> Recipe:
+    """A model whose positions change beyond 24 tokens, and rows of 32."""
+    names = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    sizes = {
+        "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "original_max_position_embeddings": 24, "pad_token_id": None, "bos_token_id": 0,
+        "eos_token_id": 0, "rope_scaling": {"type": "longrope", **names},
+    }  # fmt: skip
+    tokenizer.save(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "phi3", **sizes}))
+    file = folder.parent / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    data = {"path": str(file), "sequence_length": 32, "validation_fraction": 0.0}
+    return Recipe(data=data, model={"path": str(folder)})
+
+
+def changed(asked: Recipe, **data: Any) -> Recipe:
+    """The recipe with other fields of its data."""
+    values = asked.model_dump(mode="json", exclude_unset=True)
+    return Recipe(**values | {"data": values["data"] | data})
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_in_which_positions_would_change_are_not_packed(
+    streaming: bool, tmp_path: Path
+) -> None:
+    texts = [" alpha" * 90, *(f"{word} {word[::-1]}" for word in WORDS)]
+    tokenizer = Tokenizer.train(texts, 300, lambda *_: None)
+    long = changed(long_rope(tmp_path / "model", tokenizer, texts), streaming=streaming)
+    short = changed(long, sequence_length=24)
+    for number, (asked, apart) in enumerate([(short, False), (long, True)]):
+        inputs = text.look(asked)
+        said = "one at a time (its positions depend on the longest document in rows of more than 24"
+        assert (said in inputs.described) is apart
+        assert (said in str(text.why_eager(asked, inputs.config))) is apart
+        if streaming:
+            assert shape_of(asked, inputs, tokenizer).pads_apart is apart
+            continue
+        folder = tmp_path / str(number)
+        rows = text.prepared(asked, inputs, folder, lambda *_: None, Ranks()).train
+        assert rows.parts[0].pads_apart is apart
+        text.check_layout(short, inputs.config, Layout(shards=2))
+        with pytest.raises(InputError, match=r"data\.boundaries.*than 24 .*sharded weights"):
+            text.check_layout(long, inputs.config, Layout(shards=2))

@@ -20,7 +20,7 @@ from modicum.adapters.blocks import block_sites, choose_blocks, module_sites
 from modicum.adapters.copies import copied
 from modicum.adapters.factors import Factor, Generated, SharedFactors, derived_bytes, frozen_bytes
 from modicum.adapters.preparation import Preparation, PreparationContext, prepared_by
-from modicum.adapters.sites import MATRICES, Site, SiteKind, all_sites, choose
+from modicum.adapters.sites import MATRICES, Site, SiteKind, all_sites, choose, unreached
 from modicum.adapters.slice_sites import check_takes_slices
 from modicum.adapters.slices import layer_name
 from modicum.adapters.widths import check_rank_fits
@@ -59,8 +59,9 @@ class Adapter(Method):
     """The fields and services of every adapter.
 
     Args:
-        targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`; where a model
-            holds q, k and v in one layer, `q_proj` and the like are slices of that.
+        targets: layers by full name, last name (`q_proj`), pattern, or `all-linear`, which leaves
+            out those that no gradient reaches; where a model holds q, k and v in one layer,
+            `q_proj` and the like are slices of that.
         exclude: of those, the ones to leave out.
         also: parameters of the base, or modules with all of theirs, by name or pattern, of which
             copies are trained in full as a part of the adapter: norms, biases, heads.
@@ -124,7 +125,7 @@ class Adapter(Method):
         if "after_block" in self.traits:
             return choose_blocks(model, self.targets, self.exclude)
         full = [path for path, leaves in self.copied(model).items() if "weight" in leaves]
-        sites = choose(model, self.targets, self.exclude, self.kinds)
+        sites = choose(model, self.targets, self.exclude, self.kinds, unreached(model))
         check_takes_slices(self, sites)
         kept = [site for site in sites if layer_name(site) not in full]
         if not kept:

@@ -29,10 +29,12 @@ __all__ = [
     "shared_name",
     "slices_at",
     "survey",
+    "unreached",
 ]
 
 
 MATRICES: tuple[SiteKind, ...] = ("linear", "embedding")
+NO_GRADIENT = "no gradient reaches it"
 
 
 def survey(model: nn.Module, kinds: Collection[SiteKind] = MATRICES) -> Survey:
@@ -70,6 +72,7 @@ def choose(
     targets: Sequence[str],
     exclude: Sequence[str] = (),
     kinds: Collection[SiteKind] = MATRICES,
+    unmeant: Collection[str] = (),
 ) -> list[Site]:
     """The sites that `targets` name: a full name, its last parts, a pattern, or `all-linear`.
 
@@ -77,6 +80,9 @@ def choose(
 
     `all-linear` is every linear layer but the output head, as in PEFT, that computes what its type
     says; `left_out` names the others.
+
+    Args:
+        unmeant: layers that `all-linear` does not mean either.
 
     Raises:
         InputError: a target matches no layer; or one that may compute something else than its type
@@ -88,13 +94,23 @@ def choose(
     if not found.linear and found.refused and targeting.ALL_LINEAR in targets:
         raise _refusal(*next(iter(found.refused.items())))
     others, slices = choose_slices(model, found, targets, exclude)
-    names = targeting.choose(model, layers, others, exclude, linear=found.linear) if others else []
+    linear = [name for name in found.linear if name not in unmeant]
+    names = targeting.choose(model, layers, others, exclude, linear=linear) if others else []
     for name in names:
         if name in found.refused:
             raise _refusal(name, found.refused[name])
     kept = [*(found.every[name] for name in names), *slices.values()]
     _refuse_shared(model, kept)
     return kept
+
+
+def unreached(model: nn.Module) -> frozenset[str]:
+    """Names of layers whose weights get no gradient, where the model knows that of itself.
+
+    >>> unreached(nn.Linear(2, 2))
+    frozenset()
+    """
+    return frozenset(getattr(model, "unreached", ()))
 
 
 def slices_at(model: nn.Module, names: Sequence[str]) -> list[Site]:
@@ -117,7 +133,12 @@ def left_out(
     >>> left_out(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)), ["all-linear"])["1.weight_ih_l0"]
     'a matrix that is no linear layer'
     """
-    return matrices_left_out(model, survey(model), targets, exclude, _of_adapters)
+    found = matrices_left_out(model, survey(model), targets, exclude, _of_adapters)
+    if targeting.ALL_LINEAR in targets:
+        aside = [*exclude, *(each for each in targets if each != targeting.ALL_LINEAR)]
+        names = (name for name in unreached(model) if not targeting.named(name, aside))
+        found |= dict.fromkeys(sorted(names), NO_GRADIENT)
+    return found
 
 
 def _refusal(name: str, why: str) -> InputError:

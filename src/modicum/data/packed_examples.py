@@ -78,7 +78,8 @@ class PackedExamples(StoreRows):
         inputs.view(-1)[at] = self.arrays.ids(source)
         labels.view(-1)[at[trained]] = self.arrays.ids(target[trained])
         documents.view(-1)[at] = number[owner].to(torch.int32)
-        if not self.boundaries or int(each.max()) == 1:
+        padded = self.pads_apart and len(owner) < inputs.numel()
+        if not self.boundaries or (int(each.max()) == 1 and not padded):
             return Batch(inputs, labels)
         return Batch(inputs, labels, documents)
 

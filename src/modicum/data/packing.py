@@ -82,7 +82,8 @@ class Packed(StoreRows):
         trained = ((where >= self._first[owner]) & ~past_end)[:, 1:]
         labels = tokens[:, 1:].masked_fill(~trained, IGNORED)
         inside = document[:, :-1]
-        several = ((inside != inside[:, :1]) & ~past_end[:, :-1]).any()
+        told = ~past_end[:, :-1] | self.pads_apart
+        several = ((inside != inside[:, :1]) & told).any()
         if not self.boundaries or not several:
             return Batch(tokens[:, :-1].contiguous(), labels)
         numbers = (inside - inside[:, :1]).to(torch.int32)

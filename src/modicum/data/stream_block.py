@@ -47,6 +47,7 @@ class BlockShape:
         model_vocabulary: ids must lie below it.
         documents: of a block, at most.
         shuffle: whether documents and rows of a block are shuffled.
+        pads_apart: as `StoreRows` has it.
     """
 
     placing: Placing
@@ -54,6 +55,7 @@ class BlockShape:
     model_vocabulary: int
     documents: int
     shuffle: bool
+    pads_apart: bool = False
 
     def writer(self, continuous: bool) -> DocumentWriter:
         """What tokenizes documents into memory."""
@@ -244,9 +246,13 @@ def _packed(arrays: TokenArrays, shape: BlockShape, number: int) -> StoreRows | 
         return None
     try:
         if arrays.flags is None:
-            return Packed(arrays, length, boundaries)
-        seed = placing.seed if shape.shuffle else None
-        own = Placing(length, boundaries, placing.too_long, seed, number)
-        return PackedExamples(arrays, length, boundaries, table=ExampleTable.of(arrays, own))
+            rows: StoreRows = Packed(arrays, length, boundaries)
+        else:
+            seed = placing.seed if shape.shuffle else None
+            own = Placing(length, boundaries, placing.too_long, seed, number)
+            table = ExampleTable.of(arrays, own)
+            rows = PackedExamples(arrays, length, boundaries, table=table)
     except NothingTrained:
         return None
+    rows.pads_apart = shape.pads_apart
+    return rows

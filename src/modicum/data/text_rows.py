@@ -94,7 +94,13 @@ class StoreRows(TextRows):
     Args:
         documents: where the tokens are; those of a store stay on disk, mapped into memory.
         sequence_length, boundaries: as `TextRows` has them.
+
+    Attributes:
+        pads_apart: whether a batch says of padding, too, that it belongs to no document before it.
+            Causal attention needs to know of it where positions depend on how long a document is.
     """
+
+    pads_apart: bool = False
 
     def __init__(
         self, documents: TokenStore | TokenArrays, sequence_length: int, boundaries: bool = True

@@ -149,6 +149,7 @@ class TracedModel(TracedLedgers):
         self._lists = block_lists(model, blocks)
         self.counts = {e.full_name(n): c for e in self._lists for n, c in e.kept.items()}
         self._passes: dict[tuple[bool, bool], PassMoves] = {}
+        self._ran = False  # with the blocks that stay
 
     def moves(self, *, recompute: bool = False, backward: bool = True) -> PassMoves:
         """The moves of a training pass, or of an evaluation's."""
@@ -159,6 +160,24 @@ class TracedModel(TracedLedgers):
         return self._passes[key]
 
     def _traced(self, sequences: int, recompute: bool, backward: bool) -> TracedPass:
+        try:
+            found = self._traced_in(sequences, recompute, backward)
+        except Exception:  # whatever a user's model says
+            if self._ran or not self._keep_all():
+                raise
+            found = self._traced_in(sequences, recompute, backward)
+        self._ran = True
+        return found
+
+    def _keep_all(self) -> bool:
+        """Have all blocks stay, as a model may look up what one gets by its number; if any went."""
+        every = [each.of_all(self.model) for each in self._lists]
+        went = every != self._lists
+        self._lists = every
+        self.counts.update({e.full_name(n): 1 for e in every for n in e.kept})
+        return went
+
+    def _traced_in(self, sequences: int, recompute: bool, backward: bool) -> TracedPass:
         before = self.model.training
         with shortened(self.model, self._lists) as lists:
             every = [block for each in lists for block in each.values()]

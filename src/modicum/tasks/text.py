@@ -134,21 +134,38 @@ def look(recipe: Recipe) -> TextInputs:
         _inspect(part, field_of(source, number))
     for name, other in others.items():
         _inspect(other, field_of_part(recipe.data, name))
-    apart = packs(config) or not recipe.data.boundaries
+    apart = packs(config, recipe.data.sequence_length) or not recipe.data.boundaries
     told = source.describe() + ("; streamed" if recipe.data.streaming else "")
     told += "".join(f"; {name}: {other.describe()}" for name, other in others.items())
-    told += "" if apart else f"; {_ALONE}"
+    told += "" if apart else f"; {_alone(recipe, config)}"
     return TextInputs(
         config, folder, told, tokenizer, source, others, forms, weights=weights, dtypes=dtypes
     )
 
 
-def packs(config: DecoderConfig) -> bool:
-    """Whether documents that share a row are computed at once, each as it would be alone.
+def packs(config: DecoderConfig, tokens: int) -> bool:
+    """Whether documents that share a row of so many tokens are computed at once, each as alone.
 
     If not, a model computes them one at a time, where a recipe keeps them apart.
     """
-    return isinstance(config, ModelConfig) or config.packs
+    return isinstance(config, ModelConfig) or config.packs(tokens)
+
+
+def _alone(recipe: Recipe, config: DecoderConfig) -> str:
+    """That documents are computed one at a time, and why where shorter rows would not need it."""
+    assert not isinstance(config, ModelConfig)
+    if config.packing == "none":
+        return _ALONE
+    return (
+        f"{_ALONE} (its positions depend on the longest document in rows of more than "
+        f"{config.rope_limits.shortest:,} tokens, and data.sequence_length is "
+        f"{recipe.data.sequence_length:,})"
+    )
+
+
+def pads_apart(config: DecoderConfig, tokens: int) -> bool:
+    """Whether a document that padding follows in a row of so many tokens would be another one."""
+    return not isinstance(config, ModelConfig) and not config.rope_limits.alike(tokens)
 
 
 def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
@@ -175,12 +192,9 @@ def check_trained(config: DecoderConfig, recipe: Recipe) -> None:
 
 def why_eager(recipe: Recipe, config: DecoderConfig) -> str | None:
     """Why blocks of this model are not compiled; None: they may be."""
-    if isinstance(config, ModelConfig) or config.packs or not recipe.data.boundaries:
+    if packs(config, recipe.data.sequence_length) or not recipe.data.boundaries:
         return None
-    return (
-        f"a model of the type {config.model_type} computes documents of a row one at a time, each "
-        "length of which would be compiled anew"
-    )
+    return f"{_alone(recipe, config)}, each length of which would be compiled anew"
 
 
 def check_layout(recipe: Recipe, config: DecoderConfig, layout: Layout) -> None:
@@ -189,11 +203,12 @@ def check_layout(recipe: Recipe, config: DecoderConfig, layout: Layout) -> None:
     Raises:
         InputError: ranks would wait for each other with different numbers of documents.
     """
-    if layout.shards == 1 or layout.copies or packs(config) or not recipe.data.boundaries:
+    tokens, apart = recipe.data.sequence_length, recipe.data.boundaries
+    if layout.shards == 1 or layout.copies or packs(config, tokens) or not apart:
         return
     raise InputError(
-        f"{_ALONE}, which sharded weights do not go with; set this to false, or parallel.strategy "
-        "to ddp or zero",
+        f"{_alone(recipe, config)}, which sharded weights do not go with; set this to false, or "
+        "parallel.strategy to ddp or zero",
         field="data.boundaries",
         value=True,
     )
@@ -283,6 +298,8 @@ def prepared(
         check=check,
     )
     parts = rows_of(recipe, held)
+    for each in (each for rows in parts.values() for each in rows.parts):
+        each.pads_apart = pads_apart(inputs.config, recipe.data.sequence_length)
     train = parts[TRAIN]
     return TextData(
         train=train,

@@ -162,8 +162,10 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
             raise error.located(field="model.path") from None
         most = longest(dense)
         if recipe.data.sequence_length > most:
+            alike = dense.rope_limits.alike(recipe.data.sequence_length)
+            rows = "the model's context" if alike else "rows that are alike in every batch"
             raise InputError(
-                f"longer than the model's context ({most})",
+                f"longer than {rows} ({most})",
                 field="data.sequence_length",
                 value=recipe.data.sequence_length,
                 allowed=f"at most {most}",
@@ -171,7 +173,7 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         words = texts.described + head_words(known, texts, new)
         return TextClassInputs(
             formed_classifier(recipe, dense), folder, words, texts, tokenizer, header, new, dense,
-            recipe.training.seed, weights=bool(header.tensors), dtypes=_dtypes(recipe, header),
+            recipe.training.seed, weights=bool(header.tensors), dtypes=header.dtypes,
         )  # fmt: skip
 
     def check_weights(self, inputs: TextClassInputs) -> None:
@@ -197,10 +199,6 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
         """The configuration of the model that a changed recipe would have."""
         check_asked(recipe)
         return formed_classifier(recipe, inputs.dense)
-
-    def dtypes_of(self, inputs: TextClassInputs, recipe: Recipe) -> frozenset[str]:
-        """Those of the folder's tensors; none next to an adapter."""
-        return _dtypes(recipe, inputs.header)
 
     def row(self, recipe: Recipe) -> ModelQuery:
         """One row, as long as the recipe allows."""
@@ -314,8 +312,3 @@ class TextClassTask(Task[TransformersClassifier, TextClassBatch, TextClassInputs
     ) -> None:
         """Write a folder that `AutoModelForSequenceClassification` reads, classes named in it."""
         saving.save(model, folder, files=data.files, write=write, dtype=dtype)
-
-
-def _dtypes(recipe: Recipe, header: ModelHeader) -> frozenset[str]:
-    """Next to an adapter weights are held in fp32, whatever the folder has."""
-    return frozenset() if recipe.adapter is not None else header.dtypes

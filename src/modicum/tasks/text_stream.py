@@ -29,7 +29,7 @@ from modicum.data.tokenizer import Tokenizer
 from modicum.data.tokenizer_files import exported_files
 from modicum.recipe import Recipe
 from modicum.tasks.parts import draw_of, field_of_part
-from modicum.tasks.text import TextData, TextInputs, begun
+from modicum.tasks.text import TextData, TextInputs, begun, pads_apart
 from modicum.tasks.text_parts import parts_of
 
 # So many documents of a stream are looked at where rows and facts are shown.
@@ -84,6 +84,7 @@ def shape_of(recipe: Recipe, inputs: TextInputs, tokenizer: Tokenizer) -> BlockS
         inputs.config.vocabulary_size,
         buffer if buffer > 1 else LOOK_AHEAD,
         shuffle=buffer > 1,
+        pads_apart=pads_apart(inputs.config, data.sequence_length),
     )
 
 

@@ -17,8 +17,10 @@ from modicum.models.transformers.classes import (
     check_kind,
     classifier_config,
     classifier_header,
+    longest,
     stored_classes,
 )
+from modicum.models.transformers.config import TransformersConfig
 from modicum.models.transformers.model import build
 
 NAMES = ("one", "two", "three")
@@ -130,3 +132,15 @@ def test_rows_are_not_filled_with_a_token_beyond_the_vocabulary(tmp_path: Path) 
         with pytest.raises(InputError, match="vocabulary ends at 63") as caught:
             classifier_config(folder, NAMES, token, known_first=first)
         assert caught.value.field == "pad_token_id"
+
+
+def test_no_text_is_so_long_that_others_in_its_batch_would_have_other_positions() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    raw = {
+        "model_type": "phi3", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "pad_token_id": 0,
+        "max_position_embeddings": 64, "original_max_position_embeddings": 24,
+    }  # fmt: skip
+    scaled = {**raw, "rope_scaling": {"type": "longrope", **factors}}
+    found = [longest(TransformersConfig(each, head="classes")) for each in (raw, scaled)]
+    assert found == [64, 24]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from decoders import DECODERS, config_json, decoder_folder, theirs
 from safetensors.torch import load_file, save_file
 
@@ -82,6 +83,7 @@ def test_documents_that_share_a_row_are_computed_as_each_alone(folder: Path) -> 
     config.check()
     ways = {"bloom": "none", "opt": "mask"}
     assert config.packing == ways.get(folder.name, "positions")
+    assert config.caches
     documents = torch.tensor([[0] * 8 + [1] + [2] * 8, [0] * 17])
     alone = torch.cat([model(part) for part in IDS.split([8, 1, 8], 1)], 1)
     expected = torch.stack([alone[0], model(IDS)[1]])
@@ -99,7 +101,7 @@ def test_what_is_shown_of_large_models_is_shown_on_small_ones(raw: dict[str, Any
     sizes = {"hidden_size": 2048, "num_hidden_layers": 60, "num_attention_heads": 32}
     config = TransformersConfig.from_hf({**raw, **sizes, "vocab_size": 50_000})
     config.check()
-    assert config.packs
+    assert config.packs(2048)
     assert config.parameter_count() > 10**9
 
 
@@ -222,6 +224,8 @@ def test_shared_weights_that_differ_are_refused(tmp_path: Path) -> None:
         ({"model_type": "convbert"}, "an encoder"),
         ({"model_type": "clap"}, "no decoder of this kind"),
         ({"model_type": "gemma3"}, "reads more than text"),
+        ({"model_type": "git"}, "reads more than text"),
+        ({"model_type": "phi4_multimodal"}, "reads more than text"),
         ({"model_type": "gpt2", "n_embd": 7, "n_head": 2}, "cannot build this model"),
         ({"model_type": "gpt2", "quantization_config": {}}, "already quantized"),
     ],
@@ -386,3 +390,44 @@ def test_in_eval_mode_blocks_run_again_too_and_nothing_is_dropped(
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     assert not any(module.training for module in model.modules())
+
+
+def test_rwkv_keeps_its_weights_where_it_is_evaluated(tmp_path: Path) -> None:
+    config = transformers.RwkvConfig(
+        vocab_size=64, hidden_size=32, attention_hidden_size=32, intermediate_size=48,
+        num_hidden_layers=4, context_length=32, rescale_every=2,
+    )  # fmt: skip
+    folder, ids = tmp_path / "base", torch.arange(3, 15)[None]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    # Where transformers evaluates, it halves what the last blocks get, and their weights.
+    expected, model = theirs(folder).train()(ids).logits, load(folder).eval()
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-6)
+    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
+    # Nor does it ask for a weight of a layer that has none, as of codes.
+    name = "rwkv.blocks.0.attention.output"
+    plan = FormPlan().with_form(name, "lost", rank=2, channels=0.1)
+    with on_meta():
+        formed = build(TransformersConfig(read_config(folder).raw, forms=plan))
+    materialise(formed, "cpu")
+    formed.initialise(0)
+    with torch.no_grad():
+        assert formed.eval()(ids).isfinite().all()
+
+
+def test_xlstm_computes_with_weights_of_bf16(tmp_path: Path) -> None:
+    config = transformers.xLSTMConfig(
+        vocab_size=64, hidden_size=256, num_hidden_layers=1, num_blocks=1, num_heads=2,
+        chunk_size=16,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ids = torch.arange(3, 35)[None]
+    with torch.no_grad():
+        expected = load(tmp_path, dtype=torch.float32).eval()(ids)
+        found = load(tmp_path, dtype=torch.bfloat16).eval()(ids).float()
+    assert float((found - expected).abs().max() / expected.abs().max()) < 0.1

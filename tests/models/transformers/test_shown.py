@@ -30,3 +30,15 @@ def test_packing_is_what_small_models_show(kind, fields, packing):
         pytest.skip(f"this transformers has no {kind}")
     found = shown(made(**_SIZES, **fields).to_dict())
     assert (found.packing, found.refused) == (packing, None)
+
+
+@pytest.mark.parametrize("kind", ["granitemoe_swa", "hrm_text"])
+def test_rounding_is_not_taken_for_a_look_at_later_tokens(kind):
+    assert shown(transformers.AutoConfig.for_model(kind).to_dict()).refused is None
+
+
+@pytest.mark.parametrize("kind", ["bert-generation", "xlnet"])
+def test_what_looks_at_later_tokens_is_refused(kind):
+    assert (
+        "depend on later tokens" in shown(transformers.AutoConfig.for_model(kind).to_dict()).refused
+    )

@@ -20,6 +20,10 @@ from modicum.recipe_yaml import load
 pytestmark = pytest.mark.usefixtures("traced_here")
 # Weights take far more than activations, so that 4 bits of each make a difference.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64}
+_SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings", "bos_token_id", "eos_token_id",
+)  # fmt: skip
 
 
 def model_folder(folder: Path, tokenizer: Path, name: str, **changes: Any) -> str:
@@ -106,3 +110,19 @@ def test_what_boundaries_cost_is_said_of_a_model_that_computes_documents_one_at_
     alone = made.plan.inputs.described.endswith("the documents of a row one at a time")
     assert alone is kept  # which a run finds by the same function
     assert written(made, tmp_path / "made.yaml") == made.recipe
+
+
+@pytest.mark.parametrize(("length", "said"), [(24, False), (25, True)])
+def test_what_boundaries_cost_is_said_where_rows_are_longer_than_positions_allow(
+    length: int, said: bool, text: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    sizes = {name: value for name, value in config_json("qwen3").items() if name in _SHARED}
+    more = {"original_max_position_embeddings": 24, "pad_token_id": None}
+    raw = {"model_type": "phi3", **sizes, **more, "rope_scaling": {"type": "longrope", **factors}}
+    shutil.copytree(tokenizer_folder, tmp_path / "phi3")
+    (tmp_path / "phi3" / "config.json").write_text(json.dumps(raw))
+    made = start(str(tmp_path / "phi3"), str(text), asked={"data.sequence_length": length})
+    assert ("data.boundaries" in made.draft.settings) is said
+    assert made.plan is not None
+    assert ("rows of more than 24 tokens" in made.plan.inputs.described) is said

@@ -48,6 +48,11 @@ class BlockList:
         """A block's name in the model."""
         return f"{self.name}.{number}".lstrip(".")
 
+    def of_all(self, model: nn.Module) -> BlockList:
+        """The list of which all blocks stay."""
+        count = len(model.get_submodule(self.name)._modules)
+        return BlockList(self.name, dict.fromkeys(range(count), 1))
+
 
 def block_lists(model: nn.Module, blocks: Iterable[nn.Module] = ()) -> list[BlockList]:
     """The outermost lists of a model's blocks, and of each the blocks that count for all.

@@ -85,7 +85,7 @@ def what_stays(left: Mapping[str, str]) -> str:
         count = len({_block(name) for name in experts})
         stay = f"experts of {count} layers stay" if count > 1 else "experts of 1 layer stay"
         why = "as no form here can hold stacked matrices"
-        said.append(f"{stay} as they are, {why}: {', '.join(_alike(experts))}")
+        said.append(f"{stay} as they are, {why}: {', '.join(alike(experts))}")
     if others:
         said.append(f"left out: {_listed(others)}")
     return "; ".join(said)
@@ -97,16 +97,20 @@ def _block(name: str) -> str:
     return name[: number.end()] if number else name.rpartition(".")[0]
 
 
-def _alike(left: Mapping[str, str]) -> dict[str, str]:
-    """Names that are alike but for numbers once, with the first one's reason."""
-    alike: dict[str, str] = {}
+def alike(left: Mapping[str, str]) -> dict[str, str]:
+    """Names that are alike but for numbers once, with the first one's reason.
+
+    >>> alike({"0.up": "it is parametrized", "1.up": "it is parametrized"})
+    {'*.up': 'it is parametrized'}
+    """
+    found: dict[str, str] = {}
     for name, why in left.items():
-        alike.setdefault(_NUMBER.sub("*", name), why)
-    return alike
+        found.setdefault(_NUMBER.sub("*", name), why)
+    return found
 
 
 def _listed(left: Mapping[str, str]) -> str:
     """The first few kinds of names with the reasons, and how many more there are."""
-    named = [f"{name} ({why})" for name, why in _alike(left).items()]
+    named = [f"{name} ({why})" for name, why in alike(left).items()]
     more = f", and {len(named) - _NAMED} more kinds" if len(named) > _NAMED else ""
     return f"{', '.join(named[:_NAMED])}{more}"

@@ -32,10 +32,11 @@ def compute_buffers(model: Any, device: torch.device | str) -> None:
     owners = [module for module in model.modules() if module._buffers or _meta(module)]
     with kept(model.parameters()):
         found = [_computed(model, owners, device, first) for first in (0, 1)]
-    stored = set(stored_buffers(model)) | set(_drawn(model))
-    for name, value in found[0].items():
-        if name not in stored and not torch.equal(value, found[1][name]):
-            raise _unknown(name)
+        if missing := _open(model, found):  # a model may fill the buffers of its parts
+            owners += [module for module in _around(model, missing) if module not in owners]
+            found = [_computed(model, owners, device, first) for first in (0, 1)]
+    for name in _open(model, found):
+        raise _unknown(name)
     for module in owners:
         if _meta(module):
             raise _unknown(type(module).__name__ + "." + _meta(module)[0])
@@ -81,6 +82,21 @@ def _drawn(model: nn.Module) -> list[str]:
         if isinstance(module, DrawnBuffers)
         for name in module.drawn_names
     ]
+
+
+def _open(model: nn.Module, found: list[dict[str, Tensor]]) -> list[str]:
+    """The buffers that no file holds, nobody draws, and nobody has computed."""
+    known = set(stored_buffers(model)) | set(_drawn(model))
+    zeros, ones = found
+    every = zeros.keys() - known
+    return [name for name in zeros if name in every and not torch.equal(zeros[name], ones[name])]
+
+
+def _around(model: nn.Module, names: list[str]) -> list[nn.Module]:
+    """The modules that these buffers are in, from the inside to the outside, each once."""
+    parts = [name.split(".") for name in names]
+    paths = {".".join(each[:end]) for each in parts for end in range(len(each))}
+    return [model.get_submodule(path) for path in sorted(paths, key=len, reverse=True)]
 
 
 def _computed(

@@ -26,7 +26,7 @@ from modicum.models.transformers.kinds import architecture
 from modicum.models.transformers.model import TransformersClassifier, build
 from modicum.models.transformers.names import placed
 from modicum.models.transformers.private import begin_module
-from modicum.models.transformers.shown import TOKENS, same, small_model
+from modicum.models.transformers.shown import TOKENS, same, smallest
 
 _LENGTHS = (9, 5)  # of the rows on which masks are tried
 _HEADS, _MASKED = "ForSequenceClassification", "ForMaskedLM"
@@ -115,9 +115,10 @@ def classes_of(raw: Mapping[str, Any]) -> tuple[str, ...] | None:
 def _masks(text: str) -> bool:
     """Whether the model needs a mask for padding at the end of rows; seen on a small random one."""
     raw = json.loads(text)
-    model = small_model(raw, "classes")
+    model, why = smallest(raw, "classes")
     if model is None:
-        raise InputError("no small model of this architecture can be run to see what it does")
+        problem = "no small model of this architecture can be run to see what it does"
+        raise InputError(f"{problem} ({why})")
     rows = torch.zeros(len(_LENGTHS), max(_LENGTHS), dtype=torch.int64)
     size = min(TOKENS, model.decoder_config.vocabulary_size)
     generator = torch.Generator().manual_seed(0)
@@ -147,9 +148,13 @@ def _longest(text: str) -> int | None:
 
 
 def longest(config: TransformersConfig) -> int:
-    """The most tokens that a row can have: RoBERTa numbers them from beyond its padding."""
-    found = _longest(json.dumps(config.raw, sort_keys=True))
-    return config.context if found is None else min(found, config.context)
+    """The most tokens that a row can have, and be read as it would be alone.
+
+    RoBERTa numbers them from beyond its padding; with LongRoPE positions of longer rows depend on
+    the longest row of the batch.
+    """
+    found = (_longest(json.dumps(config.raw, sort_keys=True)), config.rope_limits.shortest)
+    return min([config.context, *(each for each in found if each is not None)])
 
 
 @dataclass(frozen=True)

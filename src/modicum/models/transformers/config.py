@@ -39,7 +39,9 @@ class TransformersConfig(TransformersShape):
         try:
             made = _formed(cls, raw)
             made.parameter_shapes()
-            made = replace(made, packing=_shown(made._text).packing)
+            seen = _shown(made._text)
+            caches = seen.caches and made._facts.mixers <= seen.mixers
+            made = replace(made, packing=seen.packing, caches=caches)
         except InputError as error:
             raise error.located(file=file) from None
         return made
@@ -52,10 +54,9 @@ class TransformersConfig(TransformersShape):
     def _facts(self) -> _Facts:
         return _facts(self._text, self.head)
 
-    @property
-    def packs(self) -> bool:
-        """Whether several documents in a row are shown to be computed as each would be alone."""
-        return self.packing != "none"
+    def packs(self, tokens: int) -> bool:
+        """Whether documents that share a row of so many tokens are computed as each alone."""
+        return self.packing_of(tokens) != "none"
 
     def check(self) -> None:
         """Make sure that no logits depend on later tokens.
@@ -106,6 +107,11 @@ class TransformersConfig(TransformersShape):
         """Names of what the model keeps in fp32, whatever dtype other parameters have."""
         return self._facts.exact
 
+    @property
+    def unreached(self) -> frozenset[str]:
+        """Names of linear layers whose weights get no gradient, as a small model shows."""
+        return _unreached(self._text, self.head)
+
     def block_prefixes(self) -> Sequence[str]:
         """How the names of each block's parameters begin."""
         return self._facts.prefixes
@@ -145,6 +151,7 @@ class _Facts:
     layers: Mapping[str, tuple[int, int]]
     prefixes: tuple[str, ...]
     exact: frozenset[str]
+    mixers: frozenset[str]
 
 
 @functools.lru_cache(maxsize=8)
@@ -152,14 +159,21 @@ def _facts(text: str, head: HeadKind) -> _Facts:
     from modicum.core.layers.dense_layers import all_layers
     from modicum.core.layers.meta import on_meta
     from modicum.models.transformers.buffers import exact_tensors
-    from modicum.models.transformers.model import build
+    from modicum.models.transformers.model import build, mixers
 
     with on_meta():
         model = build(TransformersShape(json.loads(text), head=head))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     layers = {n: (site.in_features, site.out_features) for n, site in all_layers(model).items()}
     prefixes = tuple(f"{model.blocks_name}.{number}." for number in range(len(model.blocks)))
-    return _Facts(shapes, layers, prefixes, exact_tensors(model))
+    return _Facts(shapes, layers, prefixes, exact_tensors(model), mixers(model))
+
+
+@functools.lru_cache(maxsize=8)
+def _unreached(text: str, head: HeadKind) -> frozenset[str]:
+    from modicum.models.transformers.reached import unreached
+
+    return unreached(json.loads(text), _facts(text, head).layers, head)
 
 
 @functools.lru_cache(maxsize=8)

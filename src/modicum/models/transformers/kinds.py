@@ -16,12 +16,15 @@ from modicum.models.transformers.private import (
     encoders,
     image_classifiers,
     known_types,
+    special_floats,
 )
 from modicum.models.transformers.trusted import FLAG, named_files
 
 # What a model makes of its last block: logits of the next token, or of a text's class.
 HeadKind = Literal["tokens", "classes"]
 _KINDS = {"tokens": "decoder of this kind that writes text", "classes": "classifier of this kind"}
+# In the name of a part's configuration: what reads, or writes, something else than text.
+_SENSES = ("vision", "audio", "speech", "image")
 _OLDEST = 5  # the first that says how the names in files become those of the model
 
 
@@ -52,7 +55,8 @@ def described(raw: Mapping[str, Any]) -> Any:
             field="quantization_config",
         )
     try:
-        return known[kind].from_dict(copy.deepcopy(dict(raw)))  # which it writes into
+        # A copy, which it writes into.
+        return known[kind].from_dict(special_floats(copy.deepcopy(dict(raw))))
     except Exception as error:  # whatever transformers' own checks raise
         raise InputError(f"transformers does not read this: {_first_line(error)}") from None
 
@@ -78,7 +82,7 @@ def _architecture(text: str, head: HeadKind) -> type[Any]:
             field="model_type",
             value=raw["model_type"],
         )
-    if known.get_text_config() is not known:
+    if _reads_more(known):
         raise InputError(
             "this model reads more than text, and only models of text alone are trained",
             field="model_type",
@@ -89,6 +93,13 @@ def _architecture(text: str, head: HeadKind) -> type[Any]:
     choices = found if isinstance(found, tuple) else (found,)
     chosen: type[Any] = next((each for each in choices if each.__name__ in named), choices[0])
     return chosen
+
+
+def _reads_more(known: Any) -> bool:
+    """Whether a model has a part for images or sound, also where its text part stands alone."""
+    parts: Mapping[str, Any] = type(known).sub_configs
+    senses = any(sense in part for part in parts for sense in _SENSES)
+    return senses or known.get_text_config() is not known
 
 
 def _other_kind(known: Any, head: HeadKind) -> str | None:

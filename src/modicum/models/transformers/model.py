@@ -33,7 +33,8 @@ from modicum.models.transformers.kinds import architecture, described
 from modicum.models.transformers.private import begin_module, runs_again, without_checkpointing
 from modicum.models.transformers.shape import TransformersShape
 
-_CACHES = ("past_key_values", "layer_past")  # as blocks call what they write keys and values into
+# As blocks call what they write keys and values into.
+_CACHES = ("past_key_values", "layer_past", "cache_params")
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class DecoderStates:
     """What a model remembers of the first tokens.
 
     Args:
-        cache: keys and values as transformers keeps them; None for a model that has no such cache.
-        tokens: all tokens [B, T], where there is no cache.
+        tokens: all of them [B, T]; None: there are none yet.
+        cache: keys and values as transformers keeps them; None: all tokens are read anew.
     """
 
-    cache: Any = None
     tokens: Tensor | None = None
+    cache: Any = None
 
 
 class TransformersModel(nn.Module):
@@ -68,6 +69,12 @@ class TransformersModel(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The decoder blocks, in order."""
         return cast(nn.ModuleList, self.get_submodule(self.blocks_name))
+
+    @property
+    def unreached(self) -> frozenset[str]:
+        """Names of linear layers whose weights get no gradient, where that is known."""
+        found: frozenset[str] = getattr(self.decoder_config, "unreached", frozenset())
+        return found
 
     @property
     def recompute(self) -> bool:
@@ -95,7 +102,22 @@ class TransformersModel(nn.Module):
         again = again and not use_cache
         blocks = [block for block in self.blocks if not block.training] if again else []
         with _running_again(blocks):
-            return super().forward(input_ids=input_ids, **more)
+            try:
+                return super().forward(input_ids=input_ids, **more)
+            except RuntimeError as error:
+                if use_cache or not self._mixes(error):
+                    raise
+            # xLSTM makes tensors in fp32 and multiplies them with weights of bf16.
+            first = next(self.parameters())
+            with torch.autocast(first.device.type, compute_dtype(first)):
+                return super().forward(input_ids=input_ids, **more)
+
+    def _mixes(self, error: RuntimeError) -> bool:
+        """Whether a pass ended where its own tensors have another dtype than the weights."""
+        first = next(self.parameters())
+        half = compute_dtype(first) in (torch.bfloat16, torch.float16)
+        autocast = torch.is_autocast_enabled(first.device.type)
+        return half and not autocast and "same dtype" in str(error)
 
     def compute_buffers(self, device: torch.device | str) -> None:
         """Give buffers memory and the numbers that follow from the configuration.
@@ -156,7 +178,8 @@ class TransformersDecoder(TransformersModel):
         """
         more: dict[str, Any] = {}
         if documents is not None:
-            if (packing := self.decoder_config.packing) == "none":
+            packing = self.decoder_config.packing_of(input_ids.shape[1])
+            if packing == "none":
                 return self._one_by_one(input_ids, documents)
             more["position_ids"] = document_positions(documents)
             if packing == "mask":
@@ -186,23 +209,30 @@ class TransformersDecoder(TransformersModel):
         return torch.cat(found).unflatten(0, input_ids.shape)
 
     def continued(self, input_ids: Tensor, states: DecoderStates) -> tuple[Tensor, DecoderStates]:
-        """Logits [B, vocabulary] of what follows the last of these tokens, and new states."""
+        """Logits [B, vocabulary] of what follows the last of these tokens, and new states.
+
+        They are those of all tokens anew. Where a row becomes so long that its first tokens have
+        other positions (LongRoPE), it is read anew, as transformers' `generate` does for Phi-3.
+        """
         # Logits of all places of a long prompt would take gigabytes.
-        last: dict[str, Any] = {"logits_to_keep": 1} if _keeps_logits(type(self)) else {}
-        if states.cache is not None:
-            found = self._run(input_ids, use_cache=True, past_key_values=states.cache, **last)
-            return found.logits[:, -1], DecoderStates(found.past_key_values)
+        more: dict[str, Any] = {"logits_to_keep": 1} if _keeps_logits(type(self)) else {}
+        tokens, before, cache = input_ids, 0, states.cache
         if states.tokens is not None:
-            input_ids = torch.cat([states.tokens, input_ids], 1)
-        return self._run(input_ids, **last).logits[:, -1], DecoderStates(tokens=input_ids)
+            tokens, before = torch.cat([states.tokens, input_ids], 1), states.tokens.shape[1]
+        if not self.decoder_config.caches:
+            return self._run(tokens, **more).logits[:, -1], DecoderStates(tokens)
+        if cache is None or not self.decoder_config.rope_limits.keeps(before, tokens.shape[1]):
+            cache, input_ids = _empty_cache(self.config), tokens
+        elif "position_ids" in _parameters(type(self)):
+            # Not every model counts the tokens in its cache, which transformers' `generate` does.
+            places = torch.arange(before, tokens.shape[1], device=tokens.device)
+            more["position_ids"] = places.expand_as(input_ids)
+        found = self._run(input_ids, use_cache=True, past_key_values=cache, **more)
+        return found.logits[:, -1], DecoderStates(tokens, found.past_key_values)
 
     def new_states(self, batch: int, capacity: int | None = None) -> DecoderStates:
-        """Empty states; a model whose states are no keys and values reads all tokens anew."""
-        if "past_key_values" not in _parameters(type(self)):
-            return DecoderStates()
-        from transformers import DynamicCache
-
-        return DecoderStates(DynamicCache(config=cast(Any, self.config)))
+        """Empty states; a model that is not shown to continue by a cache reads all tokens anew."""
+        return DecoderStates()
 
 
 class TransformersClassifier(TransformersModel):
@@ -253,6 +283,8 @@ def build(config: TransformersShape) -> Any:
         known = described(config.raw)
         # Some classifiers make what is below their head in the dtype that config.json names.
         known.dtype = torch.get_default_dtype()
+        if getattr(known, "rescale_every", 0):
+            known.rescale_every = 0  # RWKV would divide weights in place where it is evaluated
         model: TransformersModel = _with_ours(own, ours)(known)
     except InputError:
         raise
@@ -300,6 +332,12 @@ def _again(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any
     return recomputed(partial(forward, **keywords), *arguments)
 
 
+def _empty_cache(config: Any) -> Any:
+    from transformers import DynamicCache
+
+    return DynamicCache(config=config)
+
+
 _made: dict[type[Any], type[Any]] = {}
 
 
@@ -315,6 +353,12 @@ def _parameters(kind: type[Any]) -> set[str]:
     """What the forward pass of transformers' class takes by name."""
     plain = getattr(kind, "plain_type", kind)
     return set(inspect.signature(plain.forward).parameters)
+
+
+def mixers(model: TransformersModel) -> frozenset[str]:
+    """Names of the classes in its blocks that take a cache, or whether there is to be one."""
+    kinds = {type(module) for module in model.blocks.modules()}
+    return frozenset(kind.__name__ for kind in kinds if _parameters(kind) & {*_CACHES, "use_cache"})
 
 
 def _keeps_logits(kind: type[Any]) -> bool:

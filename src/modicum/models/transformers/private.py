@@ -51,6 +51,13 @@ def known_types() -> Any:
     return transformers.models.auto.configuration_auto.CONFIG_MAPPING
 
 
+def special_floats(raw: Any) -> Any:
+    """What a config.json holds, with the floats that JSON has no words for, such as infinity."""
+    import transformers
+
+    return transformers.PretrainedConfig._decode_special_floats(raw)
+
+
 def register(kind: str, classes: Mapping[str, type[Any]]) -> None:
     """Enter classes of a model into the tables, by the names of the tables."""
     import transformers
@@ -65,7 +72,9 @@ def register(kind: str, classes: Mapping[str, type[Any]]) -> None:
 
 def begin_module(model: Any, module: nn.Module) -> None:
     """Fill one module of a model with what transformers begins with."""
-    model._init_weights(module)
+    # A model within the model may look at what it has itself.
+    owner: Any = module if hasattr(module, "_init_weights") else model
+    owner._init_weights(module)
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from modicum.core.layers.form_plan import FormPlan
 from modicum.models.transformers.kinds import HeadKind, architecture, described
+from modicum.models.transformers.rope_limits import RopeLimits
 
 # Where a config.json says the longest sequence; attention without positions of its own has no end.
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx", "seq_length")
@@ -26,6 +28,8 @@ class TransformersShape:
             would be alone: positions that restart, a mask in addition, or none as nothing helps.
             Of a classifier, whether it gets a mask where padding is.
         head: whether it is a decoder, or a classifier of sequences.
+        caches: whether it continues a row by the keys and values that it keeps in a cache; if not,
+            it reads all tokens anew for each.
 
     Raises:
         InputError: this transformers has no such model.
@@ -35,6 +39,7 @@ class TransformersShape:
     forms: FormPlan = field(default_factory=FormPlan)
     packing: Packing = "none"
     head: HeadKind = "tokens"
+    caches: bool = False
 
     def __post_init__(self) -> None:
         architecture(self.raw, self.head)
@@ -52,6 +57,15 @@ class TransformersShape:
     def vocabulary_size(self) -> int:
         """How many tokens there are logits for."""
         return int(described(self.raw).vocab_size)
+
+    @functools.cached_property
+    def rope_limits(self) -> RopeLimits:
+        """Where positions begin to depend on how long a row is."""
+        return RopeLimits.of(described(self.raw))
+
+    def packing_of(self, tokens: int) -> Packing:
+        """What the model gets of documents that share a row of so many tokens."""
+        return self.packing if self.rope_limits.alike(tokens) else "none"
 
     @property
     def context(self) -> int:

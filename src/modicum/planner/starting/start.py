@@ -79,11 +79,11 @@ def start(
     inputs = _looked_at(draft)
     dtype = None if inputs.model_folder is None else stored_dtype(inputs.model_folder)
     facts = model_facts(draft, inputs, dtype)
-    _describe_boundaries(draft, inputs)
     _describe_template(draft, inputs)
     lengths, tokenizer = measured(inputs.source, inputs.tokenizer, inputs.config.vocabulary_size)
     _describe_data(draft, inputs, lengths)
     _set_rows(draft, inputs, lengths, model is None)
+    _describe_boundaries(draft, inputs)
     counts = task_of(draft.recipe()).survey(draft.recipe(), replace(inputs, tokenizer=tokenizer))
     updates = _set_updates(draft, inputs, counts, lengths.documents, model is None)
     adapter = choose_method(draft, inputs, method, dtype) if model is not None else None
@@ -175,7 +175,7 @@ def _describe_template(draft: Draft, inputs: TextInputs) -> None:
 
 def _describe_boundaries(draft: Draft, inputs: TextInputs) -> None:
     """Say whether documents that share a row are kept apart, where that has its price."""
-    if packs(inputs.config):
+    if packs(inputs.config, draft.recipe().data.sequence_length):
         return
     parallel = draft.recipe().parallel
     sharded = parallel.strategy == "fsdp" if parallel.shard is None else parallel.shard > 1
