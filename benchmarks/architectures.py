@@ -193,7 +193,7 @@ class Bench:
         documents = torch.tensor([[sum(at >= end for end in ends) for at in range(17)]] * 2)
         alone = [model(part) for part in ids.tensor_split(ends[:-1], dim=1)]
         close(model(ids, documents), torch.cat(alone, dim=1), 1e-5)
-        if not packs(config_of(model)):
+        if not packs(config_of(model), ids.shape[1]):
             raise InputError(
                 "documents of a row are computed one at a time; data.boundaries: false computes "
                 "the row at once, and a document then sees those before it"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plan_truth_models import DECODERS, ENCODERS, TOKENS, sized
+from plan_truth_more import more, words_of
 
 from modicum.core.contracts.catalog import MethodRecord
 from modicum.core.errors import InputError
@@ -43,7 +44,8 @@ class Case:
     """A recipe to plan and to run.
 
     Args:
-        recipe: plain values; `{model}` and `{data}` represent the paths of what is made for it.
+        recipe: plain values; `{model}`, `{adapter}` and `{data}` represent the paths of what is
+            made for it, and `{norm}` a last name of the model's norms.
         raw: the config.json of the folder `{model}`; None where there is none.
         data: of what kind the rows of `{data}` are, `examples` or `classes`; None: no such file.
         budget: the section's field that is set, `memory` or `tensors`.
@@ -94,6 +96,11 @@ def draw(seed: int, number: int) -> Case:
         recipe |= looks
     if ranks > 1 and other.random() < WATCHED:
         recipe["watchdog"] = _method("watchdog", other)
+    if "task" not in recipe:
+        third = random.Random(f"more {seed}/{number}")
+        given = made.get("raw")
+        recipe, raw = more(recipe, given, third, _method, lambda each: _combine(each, ranks))
+        made |= {} if raw is None else {"raw": raw}
     return Case(
         seed,
         number,
@@ -271,4 +278,4 @@ def _words(recipe: dict[str, Any], raw: dict[str, Any] | None, ranks: int) -> tu
         found.append("recompute")
     if training["compile"] == "blocks":
         found.append("compile")
-    return (*found, *([f"{ranks} ranks"] if ranks > 1 else []))
+    return (*found, *words_of(recipe, raw), *([f"{ranks} ranks"] if ranks > 1 else []))

@@ -89,9 +89,30 @@ def model_folder(work: Path, raw: dict[str, Any]) -> Path:
     maker = transformers.AutoModelForMaskedLM if classes else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     made = maker.from_config(transformers.AutoConfig.for_model(kind, **fields))
-    made.save_pretrained(folder)
+    made.to(getattr(torch, raw.get("dtype", "float32"))).save_pretrained(folder)
     tokenizer_of(work).save(folder)
     return folder
+
+
+def adapter_folder(model: Path, method: str) -> Path:
+    """A folder with an adapter for a model, of which nothing is trained yet; made once."""
+    from modicum.models.huggingface import load
+    from modicum.recipe import methods_for
+
+    folder = model.with_name(f"{model.name}-{method}")
+    if not folder.exists():
+        adapter: Any = methods_for("adapter")[method].load()(rank=16)
+        adapter.attach(load(model)).save(folder, base_model=str(model))
+    return folder
+
+
+def norm_of(model: Path) -> str:
+    """The last name of norms of a folder's model: of modules whose weight has one dimension."""
+    from modicum.models.safetensors_file import find_tensors
+
+    entries = find_tensors(model).items()
+    names = (name for name, entry in entries if name.endswith(".weight") and len(entry.shape) == 1)
+    return min(names).split(".")[-2]
 
 
 def tokenizer_of(work: Path) -> Tokenizer:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plan_truth_cases import Case
-from plan_truth_models import model_folder, rows_file
+from plan_truth_models import adapter_folder, model_folder, norm_of, rows_file
 
 from modicum.cli.allocator import tuned
 
@@ -66,7 +66,13 @@ def recipe_of(case: Case, work: Path) -> Row:
     """The recipe with the paths of its model and its data, which are made if they are not there."""
     text = json.dumps(case.recipe)
     if case.raw is not None:
-        text = text.replace("{model}", str(model_folder(work, case.raw)))
+        folder = model_folder(work, case.raw)
+        text = text.replace("{model}", str(folder))
+        if "{norm}" in text:
+            text = text.replace("{norm}", norm_of(folder))
+        if "{adapter}" in text:
+            method = case.recipe["adapter"]["method"]
+            text = text.replace("{adapter}", str(adapter_folder(folder, method)))
     if case.data is not None:
         text = text.replace("{data}", str(rows_file(work, case.data)))
     recipe: Row = json.loads(text)

@@ -17,10 +17,9 @@ PLACE = "reference/forecasts.md"
 SAID = """# Forecasts
 
 `benchmarks/plan_truth.py` draws recipes over tasks, models of this package and of transformers,
-methods of the catalog, precisions, micro-batches, one rank and two, checkpoints, evaluations. It
-does not draw adapters on compressed models, starts from an adapter, dropout, long samples, nor
-bases stored in 16 bits: what preparing `compress`, reading experts and the keys and values of long
-samples take is in no forecast yet, so such a plan may fit and its run exceed the budget.
+methods of the catalog, adapters on compressed models, starts from an adapter, precisions, bases in
+16 bits, micro-batches, one rank and two, checkpoints, evaluations, samples, streams, exports. One
+thing is in no forecast: a text that a model without keys and values reads anew for each token.
 
 Each is planned with a budget of 0.7 to 1.4 times what it needs without one. Where the plan says
 that it fits, it runs under that budget, alone in a process; where it is refused, it runs anyway,

@@ -45,6 +45,46 @@ def test_a_case_is_a_function_of_seed_and_number_and_all_methods_are_drawn(bench
     assert all(0.7 <= case.factor <= 1.4 for case in cases)
 
 
+def test_what_stands_on_a_base_is_drawn_and_how_runs_read_and_write(bench) -> None:
+    seen: dict[str, int] = {}
+    for number in range(120):
+        recipe = (case := bench.cases.draw(6, number)).recipe
+        adapter, raw = recipe.get("adapter", {}), case.raw or {}
+        found = {
+            "an adapter on a compressed model": "compress" in recipe and "adapter" in recipe,
+            "a form next to compression": "compress" in recipe and "linear" in recipe,
+            "a start from an adapter": "adapter" in recipe.get("model", {}),
+            "norms in full": "also" in adapter,
+            "dropout": "dropout" in adapter,
+            "long samples": recipe["samples"].get("tokens", 0) > 64,
+            "a stream": recipe.get("data", {}).get("streaming", False),
+            "an export": "export" in recipe,
+            "bfloat16": raw.get("dtype") == "bfloat16",
+            "float16": raw.get("dtype") == "float16",
+        }
+        for name, there in found.items():
+            seen[name] = seen.get(name, 0) + there
+    assert min(seen.values()) >= 2, seen
+
+
+def test_what_a_case_names_is_made_for_its_model(bench, tmp_path) -> None:
+    from modicum.planner.planning import asked_of
+
+    raw = bench.models.sized("Llama", 64, 2, 4096, 64) | {"dtype": "bfloat16"}
+    recipe = {
+        "model": {"path": "{model}", "adapter": "{adapter}"},
+        "adapter": {"method": "dora", "also": ["{norm}"]},
+        "data": {"path": "{data}", "sequence_length": 64},
+    }
+    case = bench.cases.Case(0, 0, recipe, 1, "memory", 1.0, raw=raw, data="examples")
+    made = bench.one.recipe_of(case, tmp_path)
+    asked = asked_of(Recipe(**{**made, "adapter": {"method": "dora"}}))
+    assert asked.inputs.dtypes == {"BF16"}
+    assert asked.recipe.adapter["rank"] == 16
+    assert made["adapter"]["also"] == ["input_layernorm"]
+    assert bench.one.recipe_of(case, tmp_path) == made
+
+
 def test_most_of_what_is_drawn_is_a_recipe(bench) -> None:
     refused = []
     for number in range(50):

@@ -13,7 +13,8 @@ import pytest
 from tests.cli.test_troubleshooting import matches
 
 from modicum.core.machine.record import MachineRecord
-from modicum.planner.predict import Choice, predict
+from modicum.planner.predict import predict
+from modicum.planner.prediction import Choice
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
 

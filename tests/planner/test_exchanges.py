@@ -19,7 +19,8 @@ from modicum.planner import planning
 from modicum.planner.coding_time import coding_seconds
 from modicum.planner.exchanges import wire_query
 from modicum.planner.planning import plan
-from modicum.planner.predict import Choice, predict
+from modicum.planner.predict import predict
+from modicum.planner.prediction import Choice
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
 from modicum.tasks import task_of
 

@@ -13,7 +13,8 @@ from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
 from modicum.planner.choose import HEADROOM, choices
-from modicum.planner.predict import Choice, predict
+from modicum.planner.predict import predict
+from modicum.planner.prediction import Choice
 from modicum.recipe import Recipe
 
 BILLION = ModelConfig(

@@ -10,7 +10,8 @@ from modicum.core.contracts.ledger import Entry, Ledger
 from modicum.core.heap import LARGEST
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
-from modicum.planner.predict import Choice, Prediction, Predictor, predict
+from modicum.planner.predict import Predictor, predict
+from modicum.planner.prediction import Choice, Prediction
 from modicum.recipe import Recipe
 from modicum.tasks.text import new_config
 from modicum.trainer import train

@@ -32,7 +32,8 @@ from modicum.parallel.zero import Zero
 from modicum.planner import carried, plan, refusal, same_start
 from modicum.planner.choose import Share, choices
 from modicum.planner.planning import asked_of
-from modicum.planner.predict import Choice, predict
+from modicum.planner.predict import predict
+from modicum.planner.prediction import Choice
 from modicum.recipe import Recipe
 from modicum.tasks import CausalLM
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.planner.conftest import RECORD
 
-from modicum.core.errors import DoesNotFit
+from modicum.core.errors import DoesNotFit, InputError
 from modicum.models.config import ModelConfig
 from modicum.planner import made_to_fit, plan, uses
-from modicum.planner.choose import Room
+from modicum.planner.choose import Room, with_headroom
 from modicum.planner.knobs import EXACT, METHOD, NUMERICS, ROWS, loosening, tightening
 from modicum.planner.planning import asked_of
-from modicum.planner.predict import Prediction
+from modicum.planner.prediction import Prediction
 from modicum.planner.profiles import profile_of
 from modicum.planner.question import changed
 from modicum.planner.remedies import MOST_TRACED, Remedy, _Search, remedies
@@ -160,6 +162,77 @@ def test_remedies_come_by_what_they_touch(adapted):
     order = [max(costs.get(field, NUMERICS) for field in each.change) for each in islice(found, 5)]
     assert order == sorted(order)
     assert order[0] == EXACT
+
+
+def test_what_compiled_blocks_hold_is_given_up_first(new, monkeypatch):
+    compiled = replace(RECORD, compiled_bytes=90_000_000)
+    monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: compiled)
+    recipe = new(training={"compile": "blocks", "batch_size": 4, "micro_batch_size": 1})
+    asked = asked_of(recipe)
+    needed = asked.room.needed(asked.frugal(asked.recipe))
+    tight = recipe.changed(budget__memory=needed - 80_000_000)
+    with pytest.raises(DoesNotFit) as caught:
+        plan(tight)
+    said = caught.value.changes[0].partition(" (needs")[0]
+    assert said == "--set training.compile=none"
+    first = next(remedies(asked_of(tight)))
+    assert first.needs == needed - 90_000_000
+    made = plan(applied(tight, said))
+    assert with_headroom(made.process_bytes, made.process_base) <= tight.budget.memory
+    # Of a budget of tensors alone it is no part.
+    beyond = asked_of(recipe.changed(budget__tensors=needed - asked.room.base - 1))
+    assert not any("training.compile" in each.change for each in islice(remedies(beyond), 2))
+
+
+SHRUNK: list[tuple[dict[str, Any], int]] = [
+    (
+        {
+            "model": {"layers": 2, "width": 64, "heads": 4, "mlp_width": 128, "kv_heads": 4,
+                      "vocabulary_size": 600, "tied_embeddings": False},
+            "optimizer": {"method": "sgd"},
+        },
+        1,
+    ),
+    ({"parallel": {"strategy": "ddp"}, "comm": {"method": "powersgd"}}, 2),
+    ({"linear": {"method": "monarch"}, "optimizer": {"method": "galore"}}, 1),
+    ({"task": {"method": "images", "images": 64, "held_out": 8, "widths": [16, 8]}}, 1),
+]  # fmt: skip
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize(("sections", "ranks"), SHRUNK)
+def test_each_change_that_saves_is_a_recipe_with_a_plan_of_as_much(
+    sections: dict[str, Any], ranks: int, text: Path
+) -> None:
+    training = {"batch_size": 8, "micro_batch_size": 2, "recompute": "none"}
+    data = {"path": str(text), "sequence_length": 64}
+    shared = {"training": training} if "task" in sections else {"training": training, "data": data}
+    recipe = Recipe(**shared, **sections, budget={"tensors": "1GB"})
+    asked = asked_of(recipe, ranks=ranks).without_traces()
+    before, saving = asked.room.needed(asked.frugal(asked.recipe)), set()
+    for knob in tightening(asked.recipe, ranks):
+        for value in knob.values:
+            if (other := asked.changed({knob.field: value})) is None:
+                continue
+            try:
+                found = asked.frugal(other)
+            except InputError:  # of a change that is not offered
+                continue
+            if asked.room.needed(found) >= before:
+                continue
+            saving.add(knob.field)
+            written = applied(recipe, Remedy({knob.field: value}, 1).words)
+            choice = found.choice
+            made = plan(
+                written.changed(
+                    training__micro_batch_size=choice.micro_batch_size,
+                    training__recompute="blocks" if choice.recompute else "none",
+                    checkpoint__asynchronous=choice.asynchronous,
+                ),
+                ranks=ranks,
+            )
+            assert made.prediction.peak_bytes == found.peak_bytes
+    assert len(saving) > 2
 
 
 def test_methods_come_from_the_catalog_and_leave_out_what_they_do_not_know(new):

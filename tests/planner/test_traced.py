@@ -20,7 +20,8 @@ from modicum.models.config import ModelConfig
 from modicum.planner import plan, traced
 from modicum.planner.choose import strategy_of
 from modicum.planner.planning import asked_of
-from modicum.planner.predict import Choice, Prediction, predict
+from modicum.planner.predict import predict
+from modicum.planner.prediction import Choice, Prediction
 from modicum.recipe import Recipe
 from modicum.tasks import task_of
 from modicum.tasks.causal_lm import CausalLM

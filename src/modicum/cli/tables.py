@@ -82,6 +82,7 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
             prediction.get("counts_the_most")
         )
         costs.append(("tensors", format_bytes(tensors), f"at the peak{of}{by}{most}"))
+    costs += _before(prediction)
     limit = "no budget was set" if budget is None else f"the budget is {format_bytes(budget)}"
     if base is not None:
         rest = "" if budget is None else f"; {format_bytes(budget - base)} of the budget are left"
@@ -104,6 +105,13 @@ def plan_tables(plan: Mapping[str, Any]) -> tuple[list[TableRow], list[TableRow]
     costs += _time_rows(prediction)
     costs += [(name, said, "at the price and power stated") for name, said in spent(prediction)]
     return choices, costs
+
+
+def _before(prediction: Mapping[str, Any]) -> list[TableRow]:
+    """What is held before the first update, where the model is made smaller; or nothing."""
+    if not (before := number(prediction.get("peak_before"))):
+        return []
+    return [("before", format_bytes(before), "tensors while the model is made smaller, once")]
 
 
 def _time_rows(prediction: Mapping[str, Any]) -> list[TableRow]:

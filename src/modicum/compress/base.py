@@ -7,20 +7,23 @@ of their own, `low_rank_base`.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.contracts.method import Context, Method, Names, PositiveInt, Strings
 from modicum.core.errors import InputError
 from modicum.core.layers.calibration import Calibration, Loss, Mask, calibrate
-from modicum.core.layers.dense_layers import choose, left_out
+from modicum.core.layers.dense_layers import all_layers, choose, left_out
+from modicum.core.layers.factorize import svd_bytes
 from modicum.core.layers.form_plan import FormPlan, LayerForm
 from modicum.core.layers.layer_sites import Site
 from modicum.core.layers.left_out import warn_of_left_out
+from modicum.core.layers.statistics import noting_bytes, statistic
 from modicum.core.progress import CountProgress
 from modicum.core.ranks.ranks import Ranks
 
@@ -51,6 +54,23 @@ class FittedLayer:
     tensors: Mapping[str, Tensor]
     error: float
     total: float
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a rank holds while a model is made smaller, next to the dense model.
+
+    Args:
+        passes: whether batches go through the model, and backward too.
+        sums: bytes of what a calibration notes.
+        noting: bytes in which what one layer was given becomes part of that, at most.
+        fitting: bytes that the fit of one layer takes at most.
+    """
+
+    passes: Literal["none", "forward", "backward"] = "backward"
+    sums: int = 0
+    noting: int = 0
+    fitting: int = 0
 
 
 class Report(Protocol):
@@ -133,6 +153,14 @@ class Compressor(Method):
         Raises:
             InputError: as `plan`; or the data or the loss say nothing.
         """
+
+    def making(self, model: nn.Module, shape: ModelQuery) -> Making:
+        """What `calibrate` and `fit` hold next to the model, which may be without memory.
+
+        Args:
+            shape: of a batch that `calibrate` is given; `weight_bytes` are the model's.
+        """
+        return Making()
 
     def left_out(self, model: nn.Module) -> dict[str, str]:
         """What is left dense though it holds matrices, by name, with the reason.
@@ -229,6 +257,19 @@ class LayerCompressor(Compressor):
         if not planned:
             raise InputError("with these fields no layer becomes smaller", field="targets")
         return (within or FormPlan()).with_forms(planned)
+
+    def making(self, model: nn.Module, shape: ModelQuery) -> Making:
+        """Sums of float64 for each layer, and one layer's decomposition in float64."""
+        kinds, sites = [statistic(name) for name in self.statistics], all_layers(model)
+        layers = [sites[name] for name in self.plan(model).layers]
+        sums = [kind.shape(layer.in_features) for kind in kinds for layer in layers]
+        gradients = any(kind.needs_gradients for kind in kinds)
+        return Making(
+            "backward" if gradients else "forward" if kinds else "none",
+            sum(8 * math.prod(each) for each in sums),
+            max(noting_bytes(layer.in_features, layer.out_features, shape) for layer in layers),
+            max(svd_bytes(layer.out_features, layer.in_features) for layer in layers),
+        )
 
     def left_out(self, model: nn.Module) -> dict[str, str]:
         """What `targets` leave dense though it holds matrices, by name, with the reason.

@@ -9,7 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from modicum.compress.base import Making
 from modicum.compress.unit_pruner import UnitPruner
+from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.method import Against, Info
 from modicum.core.contracts.search import LinearRange, SearchTable
 from modicum.core.errors import InputError
@@ -108,6 +110,16 @@ class StructuredPruning(UnitPruner):
         )
         sums = {(key, name): total for name, own in found.items() for key, total in own.items()}
         return Calibration(sums, int(ranks.sum(seen[0])[0]), dict.fromkeys(names, 0))
+
+    def making(self, model: nn.Module, shape: ModelQuery) -> Making:
+        """By first order the gradient of each matrix that has units, 4 bytes an element."""
+        if self.score != "first_order":
+            return Making("none")
+        names = _matrices(model, [part.units for part in self.parts(model)])
+        weights = [model.get_submodule(name).get_parameter("weight") for name in names]
+        copies = 4 * max(sum(weight.shape) for weight in weights) if shape.weight_bytes < 4 else 0
+        sums = sum(4 * weight.numel() for weight in weights)
+        return Making("backward", sums, copies * shape.positions)
 
     def worth(self, model: nn.Module, units: Units, calibration: Calibration, seed: int) -> Tensor:
         if self.score == "random":

@@ -148,7 +148,8 @@ class WeLore(FactorCompressor):
             if not weight.isfinite().all():
                 raise InputError("its weight has values that are not finite", value=name)
             weight = weight.T if layers[name].transposed else weight
-            return {_SPECTRUM: decomposed(weight, None, cache).values.cpu()}
+            # A copy: what comes from a file would hold all of it.
+            return {_SPECTRUM: decomposed(weight, None, cache).values.cpu().clone()}
 
         for name, made in by_turns(names, spectrum, ranks or Ranks()):
             sums[_SPECTRUM, name] = made[_SPECTRUM]

@@ -14,7 +14,7 @@ from modicum.adapters.base import Adapter
 from modicum.core.contracts.ledger import EntryKind
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
-from modicum.planner.predict import Prediction
+from modicum.planner.prediction import Prediction
 from modicum.planner.question import Question
 from modicum.recipe import Recipe
 

@@ -20,7 +20,8 @@ from modicum.core.machine.memory import resident_bytes
 from modicum.core.machine.record import MachineRecord
 from modicum.core.ranks.layout import Layout
 from modicum.core.units import format_bytes
-from modicum.planner.predict import Choice, Prediction, Predictor
+from modicum.planner.predict import Predictor
+from modicum.planner.prediction import Choice, Prediction
 from modicum.recipe import Recipe
 
 # A larger micro-batch than this many tokens makes no machine faster that was measured.
@@ -116,9 +117,9 @@ class Room:
         return max(self.by_phase(prediction))
 
     def by_phase(self, prediction: Prediction) -> tuple[int, ...]:
-        """The same in each phase of a step."""
+        """The same in each phase of a step, and before the first."""
         if self.device != "cpu":
-            return tuple(prediction.ledger.by_phase().values())
+            return (*prediction.ledger.by_phase().values(), prediction.peak_before)
         expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
         sizes = prediction.process_by_phase(self.base, expected)
         return tuple(with_headroom(size, self.base) for size in sizes)

@@ -17,7 +17,8 @@ from modicum.core.ranks.layout import Layout
 from modicum.parallel.fsdp_wires import calls_travel
 from modicum.planner.choose import refused, traits_of
 from modicum.planner.coding_time import coding_seconds
-from modicum.planner.predict import Prediction, Predictor
+from modicum.planner.predict import Predictor
+from modicum.planner.prediction import Prediction
 from modicum.planner.wire_time import WireQuery, break_even, wire_time
 from modicum.recipe import Recipe
 from modicum.tasks import Inputs

@@ -24,7 +24,7 @@ from modicum.planner.choose import (
     strategy_of,
 )
 from modicum.planner.left_out import rows_of_left_out
-from modicum.planner.predict import Choice, Prediction
+from modicum.planner.prediction import Choice, Prediction
 from modicum.planner.save_interval import first_choice
 from modicum.recipe import Recipe
 

@@ -25,6 +25,10 @@ _ADDED = ("diagnosis", "transform", "comm")
 # A method with one of these traits changes how numbers are held, and not what is trained.
 _WIDTH = 4096  # of a layer by which forms are compared
 _NUMERIC_TRAITS = {"quantized_base", "compresses_saved"}
+# Fields of a task that say how large its examples are, and its new model.
+_OF_TASKS = {"size": ROWS, "length": ROWS, "width": SHAPE, "widths": SHAPE}
+# Fields that do nothing at 0, and that take as much at a smaller value.
+_OFF_AT_ZERO = ("dropout", "drop_path", "momentum")
 # From what everybody knows, over what a proof has found good, to what it found worse.
 _VERDICTS = ("baseline", "better", "equal", "not shown here", "worse")
 
@@ -70,11 +74,29 @@ def tightening(recipe: Recipe, ranks: int = 1, layers: Sequence[str] = ()) -> li
     if recipe.adapter is not None and len(layers) > 1:
         halves = [list(layers[: len(layers) // part]) for part in (2, 4, 8) if len(layers) >= part]
         knobs.append(Knob(METHOD, "adapter.targets", tuple(halves)))
+    if recipe.task is not None:
+        knobs += _of_the_task(recipe)
+    if recipe.data.boundaries:
+        knobs.append(Knob(ROWS, "data.boundaries", (False,)))
     knobs.append(Knob(ROWS, "data.sequence_length", fractions(recipe.data.sequence_length, 32)))
     knobs.append(Knob(ROWS, "training.batch_size", fractions(training.batch_size, ranks)))
     if model.path is None:
         knobs += _of_new_models(recipe)
     return _free(recipe, knobs)
+
+
+def _of_the_task(recipe: Recipe) -> Iterator[Knob]:
+    """Of a task with a model of its own, smaller examples and a smaller new model."""
+    record, said = recipe.methods()["task"], recipe.fields("task")
+    for name, cost in _OF_TASKS.items():
+        value = said.get(name, record.defaults.get(name))
+        if isinstance(value, int):
+            values: tuple[Any, ...] = fractions(value, 1)
+        else:
+            widths = tuple(value or ())
+            values = tuple([max(1, each // part) for each in widths] for part in (2, 4, 8))
+        valid = tuple(each for each in values if _valid(record, {**said, name: each}))
+        yield Knob(cost, f"task.{name}", valid if name in record.fields else ())
 
 
 def _free(recipe: Recipe, knobs: Sequence[Knob]) -> list[Knob]:
@@ -88,12 +110,18 @@ def _exact(recipe: Recipe, ranks: int) -> Iterator[Knob]:
     training, section = recipe.training, recipe.parallel
     if training.micro_batch_size not in ("auto", 1):
         yield Knob(EXACT, "training.micro_batch_size", ("auto",))
+    if training.compile == "blocks":
+        yield Knob(EXACT, "training.compile", ("none",))
     if training.recompute == "none":
         yield Knob(EXACT, "training.recompute", ("blocks",))
     if recipe.checkpoint.asynchronous is True:
         yield Knob(EXACT, "checkpoint.asynchronous", ("auto",))
+    if recipe.samples.tokens > recipe.data.sequence_length:  # shorter ones hold less than a step
+        yield Knob(EXACT, "samples.tokens", fractions(recipe.samples.tokens, 16))
     if ranks == 1:
         return
+    if section.strategy != "fsdp":
+        yield Knob(EXACT, "parallel.bucket", fractions(section.bucket, 1_000_000))
     if section.strategy in ("ddp", "zero"):
         yield Knob(EXACT, "parallel.strategy", ("fsdp",))
         return
@@ -110,6 +138,11 @@ def _of_new_models(recipe: Recipe) -> Iterator[Knob]:
         yield Knob(SHAPE, "model.tied_embeddings", (True,))
     if recipe.data.tokenizer is None:
         yield Knob(SHAPE, "model.vocabulary_size", fractions(model.vocabulary_size, 512))
+    heads = model.heads if model.kv_heads is None else model.kv_heads
+    shared = [count for count in range(heads - 1, 0, -1) if model.heads % count == 0]
+    yield Knob(SHAPE, "model.kv_heads", tuple(shared))
+    if model.mlp_width is not None:
+        yield Knob(SHAPE, "model.mlp_width", fractions(model.mlp_width, 1))
     yield Knob(SHAPE, "model.layers", fractions(model.layers, 1))
     yield Knob(SHAPE, "model.width", fractions(model.width, 2 * model.heads))
 
@@ -183,6 +216,10 @@ def _methods(recipe: Recipe) -> Iterator[Knob]:
             yield from _other_methods(recipe, slot, alike, cost)
         if known is not None:
             yield from _fields(recipe, slot, known)
+    if recipe.linear is not None and _cost(present["linear"]) == METHOD:
+        yield Knob(METHOD, "linear", (None,))
+    if recipe.compress is not None:  # before which the dense model is there
+        yield Knob(METHOD, "compress", (None,))
     for slot in _ADDED:
         if slot in present:
             yield from _fields(recipe, slot, present[slot])
@@ -209,28 +246,37 @@ def _other_methods(
 
 
 def _fields(recipe: Recipe, slot: str, record: MethodRecord) -> Iterator[Knob]:
-    """A method's numbers made smaller, its words and switches made others."""
+    """A method's numbers made smaller and larger, its words and switches made others."""
     said = recipe.fields(slot)
     for name, (kind, default) in record.fields.items():
         value = said.get(name, default)
         cost = NUMERICS if name.endswith("bits") else METHOD
-        values = tuple(v for v in _others(kind, value) if _valid(record, {**said, name: v}))
-        yield Knob(cost, f"{slot}.{name}", values)
+        for others in _others(name, kind, value):
+            values = tuple(v for v in others if _valid(record, {**said, name: v}))
+            yield Knob(cost, f"{slot}.{name}", values)
+    if slot == "adapter" and (also := tuple(said.get("also", ()))):
+        fewer = [list(also[: len(also) // 2])] if len(also) > 1 else []
+        yield Knob(METHOD, "adapter.also", (*fewer, []))
 
 
-def _others(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Values of a field to try for another one, the nearest first."""
+def _others(name: str, kind: Any, value: Any) -> Iterator[tuple[Any, ...]]:
+    """Values of a field to try for another one, the nearest first; down, and up."""
     if isinstance(value, bool):
-        return (not value,)
-    if words := _words(kind):
+        yield (not value,)
+    elif words := _words(kind):
         if all(isinstance(word, int) for word in words):
-            return tuple(sorted((word for word in words if word < value), reverse=True))
-        return tuple(word for word in words if word != value)
-    if isinstance(value, int) and value > 1:
-        return fractions(value, 1)
-    if isinstance(value, float) and 0 < value <= 1:
-        return tuple(value / part for part in (2, 4, 8))
-    return ()
+            yield tuple(sorted((word for word in words if word < value), reverse=True))
+        else:
+            yield tuple(word for word in words if word != value)
+    elif name in _OFF_AT_ZERO:
+        yield (0.0,) if value else ()
+    elif isinstance(value, int) and value > 1:
+        yield fractions(value, 1)
+        yield multiples(value, None)
+    elif isinstance(value, float) and 0 < value <= 1:
+        yield tuple(value / part for part in (2, 4, 8))
+        if value < 1:
+            yield tuple(round(1 - (1 - value) / part, 4) for part in (2, 4, 8))
 
 
 def _words(kind: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from modicum.core.contracts.surgery import Surgery
@@ -22,7 +23,8 @@ from modicum.planner.exchanges import wire_query
 from modicum.planner.explained import PRODUCT, planned_positions, product_rows
 from modicum.planner.length import Derived, RunLength, derived
 from modicum.planner.plan_row import plan_row
-from modicum.planner.predict import Prediction, predict
+from modicum.planner.predict import predict
+from modicum.planner.prediction import Prediction
 from modicum.planner.profiles import Profile
 from modicum.planner.resuming import carried, same_start
 from modicum.planner.save_interval import EVERY, FIRST
@@ -296,7 +298,11 @@ class Plan:
         rows = tuple(rows)
         choice = choice_of(self.recipe, rows, self.ranks)
         left = self.recipe.model_copy(update=dict.fromkeys(self.ended))
-        prediction = predict(left, self.inputs.config, choice, self.device, self.prepared)
+        dense = None if self.compressed else partial(self.task.uncompressed, inputs=self.inputs)
+        config = self.inputs.config
+        prediction = predict(left, config, choice, self.device, self.prepared, dense=dense)
+        if self.compressed:  # which took what was foreseen
+            prediction = replace(prediction, before=self.prediction.before)
         return replace(self, prediction=prediction, choices=rows)
 
     def without(self, section: str) -> Plan:

@@ -47,6 +47,7 @@ def plan_row(plan: Plan) -> dict[str, Any]:
         "choices": list(plan.choices),
         "prediction": {
             "peak_bytes": plan.prediction.peak_bytes,
+            "peak_before": plan.prediction.peak_before,
             "counts_the_most": plan.counts_the_most,
             "process_bytes": plan.process_bytes,
             "process_range": None if least_most is None else list(least_most),

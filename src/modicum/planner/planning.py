@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,7 +42,8 @@ from modicum.planner.explained import explained
 from modicum.planner.length import check_counted_in
 from modicum.planner.plan import Plan
 from modicum.planner.precision import export_rows, settled
-from modicum.planner.predict import Prediction, Predictor, needs_gradients
+from modicum.planner.predict import Predictor, needs_gradients
+from modicum.planner.prediction import Prediction
 from modicum.planner.profiles import Profile
 from modicum.planner.question import Question, changed
 from modicum.planner.refusal import does_not_fit
@@ -233,17 +235,23 @@ def asked_of(
             found = replace(found, flops=found.flops / here)
         room = Room.of(recipe, found, device, record, share, machine.base)
         room = replace(room, name=room.name.replace("this machine", machine.name))
-    predictor = Predictor(device)
+    predictor = Predictor(device, dense=partial(task.uncompressed, inputs=inputs))
     # After the room is measured: what this leaves in memory is used again when the run tokenizes.
     # Every rank looks, so that what is wrong with the data is reported by all.
     counts = live.broadcast(task.survey(recipe, inputs))
     question = Question(
         recipe, task, inputs, device, found, record, room, predictor, counts, count, machine,
         (*commit, *rows, *start), _link(live, count, machine, device), asked,
+        _held_by_compiled(recipe, record) if machine is None and device == "cpu" else 0,
     )  # fmt: skip
     if section is not None and is_auto("comm", section):
         question = without_auto(question, section, live)
     return question
+
+
+def _held_by_compiled(recipe: Recipe, record: MachineRecord) -> int:
+    """What the process holds for compiled blocks alone, where the recipe asks for them."""
+    return (record.compiled_bytes or 0) if recipe.training.compile == "blocks" else 0
 
 
 def _link(live: Ranks, count: int, machine: Profile | None, device: str) -> MeasuredLink | None:

@@ -15,7 +15,8 @@ from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
 from modicum.planner.choose import Room, choices, first_that_fits
 from modicum.planner.precision import export_rows, settled
-from modicum.planner.predict import Choice, Prediction, Predictor
+from modicum.planner.predict import Predictor
+from modicum.planner.prediction import Choice, Prediction
 from modicum.planner.profiles import Profile
 from modicum.recipe import Recipe
 from modicum.tasks import AnyTask, Inputs
@@ -40,6 +41,7 @@ class Question:
         settled: what the recipe left open and the inputs alone decide, as rows of a plan.
         written: the recipe with all of that still open, which changes are made to; None: it is the
             recipe itself.
+        compiled: bytes of the room's base that a run without compiled blocks does not take.
     """
 
     recipe: Recipe
@@ -56,6 +58,7 @@ class Question:
     settled: tuple[JsonObject, ...] = ()
     link: MeasuredLink | None = None
     written: Recipe | None = None
+    compiled: int = 0
     _configs: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def changed(self, change: Mapping[str, Any]) -> Recipe | None:
@@ -86,6 +89,17 @@ class Question:
             if begun != recipe.adapter:
                 recipe = recipe.changed(adapter=begun)
         return recipe
+
+    def room_of(self, recipe: Recipe) -> Room:
+        """The room for a changed recipe: where its blocks are not compiled, the base is smaller."""
+        room = self.room
+        if not self.compiled or recipe.training.compile != "none":
+            return room
+        base = room.base - self.compiled
+        beyond = room.limit - room.base == recipe.budget.tensors
+        return replace(
+            room, base=base, limit=base + room.limit - room.base if beyond else room.limit
+        )
 
     def config(self, recipe: Recipe) -> Any:
         """The shape of the model that a changed recipe would have.
@@ -123,7 +137,8 @@ class Question:
             InputError: its parts do not go together, or not with the model.
         """
         open_ones = self.choices(recipe)
-        return first_that_fits(open_ones, recipe, self.config(recipe), self.predictor, self.room)
+        room = self.room_of(recipe)
+        return first_that_fits(open_ones, recipe, self.config(recipe), self.predictor, room)
 
     def frugal(self, recipe: Recipe, ranks: int | None = None) -> Prediction:
         """The prediction of the choice that needs least.

@@ -6,7 +6,7 @@ from itertools import islice
 
 from modicum.core.errors import DoesNotFit
 from modicum.core.units import format_bytes
-from modicum.planner.predict import Prediction
+from modicum.planner.prediction import Prediction
 from modicum.planner.question import Question
 from modicum.planner.remedies import Remedy, more_ranks, remedies
 from modicum.recipe import Recipe

@@ -123,7 +123,7 @@ class _Search:
         layers = asked.predictor.adapted_layers(asked.recipe, asked.inputs.config)
         knobs = tightening(asked.recipe, asked.ranks, layers)
         self.knobs = with_few_traces(knobs) if traced else knobs
-        self._savings: dict[tuple[str, int], tuple[int, ...] | None] = {}
+        self._savings: dict[int, tuple[int, ...] | None] = {}
 
     def of(self, cost: int, count: int) -> Iterator[Remedy]:
         """Remedies of so many knobs, of which the one that costs most has this cost."""
@@ -151,8 +151,8 @@ class _Search:
             found = self._asked.frugal(recipe)
         except InputError:
             return None
-        room = self._asked.room
-        phases = room.by_phase(found)
+        room = self._asked.room_of(recipe)
+        phases = tuple(size + self._limit - room.limit for size in room.by_phase(found))
         if room.device == "cpu":
             return _Spent(max(phases), phases)
         return _Spent(max(phases), (*phases, room.limit + found.host_bytes - room.host_room))
@@ -201,10 +201,11 @@ class _Search:
 
     @cached_property
     def _contexts(self) -> list[tuple[Knob, FieldValues]]:
-        """Other methods, and what methods ask for: next to them a knob may save more, or go."""
+        """Other methods, none, what methods ask for: next to them a knob may save more, or go."""
         found = []
         for knob in self.knobs:
-            if knob.cost == METHOD and (_names_methods(knob) or _asked_for(knob)):
+            others = _names_methods(knob) or _asked_for(knob) or knob.field == "compress"
+            if knob.cost == METHOD and others:
                 change = {knob.field: self._strongest(knob)}
                 if self.spent(change) is not None:
                     found.append((knob, change))
@@ -213,7 +214,7 @@ class _Search:
     def _saved(self, knob: Knob) -> tuple[int, ...] | None:
         """What a knob saves in each phase, the most that was seen; None: nothing, or it is refused
         everywhere."""
-        key = (knob.field, knob.cost)
+        key = id(knob)
         if key not in self._savings:
             self._savings[key] = self._seen_saving(knob)
         return self._savings[key]

@@ -13,7 +13,7 @@ from typing import Any
 from modicum.core.errors import InputError
 from modicum.planner.few_traces import FewTraces
 from modicum.planner.knobs import ROWS, SHAPE, Knob, loosening
-from modicum.planner.predict import Prediction
+from modicum.planner.prediction import Prediction
 from modicum.planner.question import Question
 from modicum.planner.remedies import Remedy
 from modicum.recipe import Recipe

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -246,6 +245,10 @@ class Task(ABC, Generic[M, B, I]):
             value=self.name,
         )
 
+    def sampled(self, recipe: Recipe, config: Any, shape: ModelQuery) -> Ledger:
+        """What is held in evaluations while `samples` are made, in addition to the model."""
+        return Ledger()
+
     def slack(
         self, config: Any, shape: ModelQuery, *, adapted: Any = None, recompute: bool = False
     ) -> int:
@@ -386,14 +389,3 @@ class Task(ABC, Generic[M, B, I]):
             every: all layers as they are held, also those that are larger so.
         """
         return False
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode (no dropout), and back."""
-    before = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(before)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modicum.core.contracts.ledger import Ledger, ModelQuery
+from modicum.core.contracts.ledger import Entry, Ledger, ModelQuery
 from modicum.core.contracts.surgery import Surgery
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
@@ -36,15 +36,18 @@ from modicum.models.decoders import Decoder, config_of, decoder_of
 from modicum.models.generate import NotFinite, generate
 from modicum.models.ledger import AdapterActivations, held, kept_by_block, slack
 from modicum.models.ledger import ledger as model_ledger
+from modicum.models.states_bytes import states_bytes
 from modicum.models.transformers.held import held_by_transformers
 from modicum.recipe import Recipe, SamplesSection
 from modicum.tasks import text, text_stream
-from modicum.tasks.base import BlockSample, Data, Task, Tensors, evaluating
+from modicum.tasks.base import BlockSample, Data, Task, Tensors
 from modicum.tasks.metrics import perplexity, right_answers
+from modicum.tasks.modes import evaluating
 from modicum.tasks.text import TextData, TextInputs
 
 # A trial's model has few tokens: their embedding has no part in a block's time.
 _TRIAL_VOCABULARY = 257
+_BEGINNING = 32  # tokens of a validation row that a sample continues, at most
 
 
 class CausalLM(Task[Decoder, Batch, TextInputs]):
@@ -148,9 +151,21 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
         size = (shape.sequences, shape.tokens)
         ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
         # Documents that are computed one at a time take no more than a row that is one document.
-        together = shape.segments and text.packs(config)
+        together = shape.segments and text.packs(config, shape.tokens)
         documents = torch.zeros(size, dtype=torch.int32) if together else None
         return Batch(ids, labels, documents)
+
+    def sampled(self, recipe: Recipe, config: DecoderConfig, shape: ModelQuery) -> Ledger:
+        """Keys and values of the longest text that is written; of one layer as it grows, twice.
+
+        A model that has none reads its text anew, which is not counted.
+        """
+        tokens = min(_longest(recipe.samples), config.context)
+        if not tokens:
+            return Ledger()
+        total, layer = states_bytes(config, tokens, shape.weight_bytes)
+        held = Entry("buffer", total + 2 * layer, ("evaluation",), "keys and values of samples")
+        return Ledger.of(held.in_tensors([layer // 2] * (2 * total // max(layer, 1) + 4)))
 
     def slack(
         self,
@@ -344,8 +359,19 @@ def prompts(section: SamplesSection, tokenizer: Tokenizer, data: TextRows | None
     found = []
     for row in range(0, min(len(data), stride * section.count), stride):
         ids = data.batch([row]).input_ids[0]
-        found.append(tokenizer.decode(ids[: min(32, len(ids) // 2)].tolist()))
+        found.append(tokenizer.decode(ids[: min(_BEGINNING, len(ids) // 2)].tolist()))
     return [prompt for prompt in found if prompt]
+
+
+def _longest(section: SamplesSection) -> int:
+    """Tokens of the longest text that is written, its beginning too; 0: none is.
+
+    How many a prompt has is not known before the tokenizer is; two bytes are more than a token.
+    """
+    if not section.prompts and not section.count:
+        return 0
+    given = (len(prompt.encode()) // 2 + 1 for prompt in section.prompts)
+    return max(given, default=_BEGINNING) + section.tokens
 
 
 def _text(data: Data[Batch]) -> TextData:

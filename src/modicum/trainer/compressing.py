@@ -25,6 +25,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.core.weight_digests import weight_digests
 from modicum.data.rank_split import share
 from modicum.planner import Plan
+from modicum.planner.compression import held_in_half
 from modicum.tasks import Data
 
 
@@ -33,8 +34,8 @@ def with_base_compressed(
 ) -> Plan:
     """The plan with the compressed model in place of the recipe's, if it compresses any.
 
-    Every rank holds the dense model for it, and looks at its part of the examples; the first one
-    writes what comes of it.
+    Every rank holds the dense model for it, in bf16 where the run holds it so, and looks at its
+    part of the examples; the first one writes what comes of it. The plan has counted that.
     """
     method = plan.recipe.method("compress")
     if method is None:
@@ -56,7 +57,7 @@ def _compress(
     progress: StageProgress,
 ) -> None:
     config = plan.task.uncompressed(plan.task.config(plan.inputs, data), plan.inputs)
-    with on_meta():
+    with on_meta(torch.bfloat16 if held_in_half(plan.recipe) else torch.float32):
         model = plan.task.model(config)
     materialise(model, torch.device(plan.device))
     plan.task.fill(model, plan.inputs)

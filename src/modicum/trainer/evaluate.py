@@ -14,7 +14,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.data.rank_split import micro_batches
 from modicum.data.rows import AnyBatch, Rows
 from modicum.tasks import AnyTask
-from modicum.tasks.base import evaluating
+from modicum.tasks.modes import evaluating
 
 
 def evaluate(

@@ -21,7 +21,7 @@ from modicum.core.random import derive_seed
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.fitting import too_long_words
 from modicum.planner import Plan
-from modicum.planner.predict import Prediction
+from modicum.planner.prediction import Prediction
 from modicum.tasks import Data
 from modicum.trainer.assembly import assemble
 from modicum.trainer.beginnings import note_beginning

@@ -31,6 +31,17 @@ def share_rank(in_features: int, out_features: int, share: float = 0.5, multiple
     return max(rank // multiple * multiple, min(rank, multiple), 1)
 
 
+def svd_bytes(rows: int, columns: int) -> int:
+    """Bytes of tensors in `decomposed` of a matrix [rows, columns] at most, where it is kept too.
+
+    The matrix in float64, LAPACK's copy, both sides' vectors and what LAPACK works with.
+
+    >>> svd_bytes(512, 2048) // (8 * 512 * 2048)
+    3
+    """
+    return 8 * (3 * rows * columns + 2 * min(rows, columns) ** 2)
+
+
 @dataclass(frozen=True)
 class Basis:
     """The output directions of a weight in the order of their importance, for factors of any rank.

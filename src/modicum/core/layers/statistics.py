@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.files import publish_file
 
@@ -80,6 +81,18 @@ def moment(inputs: Tensor, gradients: Tensor) -> Tensor:
 def square(inputs: Tensor, gradients: Tensor) -> Tensor:
     """The squares of the inputs, summed over positions: [in], the diagonal of `moment`."""
     return _wide(inputs).square().double().sum(dim=(0, 1))
+
+
+def noting_bytes(in_features: int, out_features: int, shape: ModelQuery) -> int:
+    """Bytes in which a layer's inputs and gradients of a batch become part of any statistic.
+
+    Both are joined over the layer's calls, made fp32, and multiplied into two more of the inputs'
+    shape; each example has a matrix over its positions.
+    """
+    item = shape.weight_bytes
+    copies = item + (4 if item < 4 else 0)
+    each = copies * (in_features + out_features) + 8 * in_features + 4 * shape.tokens
+    return shape.positions * each
 
 
 STATISTICS: dict[str, Statistic] = {

@@ -173,7 +173,8 @@ class MachineRecord:
             found = replace(found, loaded_bytes=self.without_gradients_bytes, compiler_bytes=0)
         if compiled:
             more = self.with_part("compiled").compiled_bytes or 0
-            found = replace(found, loaded_bytes=found.loaded_bytes + more)
+            loaded = found.loaded_bytes + more
+            found = replace(found, loaded_bytes=loaded, compiled_bytes=more)
         return found
 
     def still_loaded(self) -> int:

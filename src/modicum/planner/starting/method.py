@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from modicum.core.errors import InputError
@@ -147,15 +148,16 @@ class LeastBytes:
         machine, record = shared_machine(device), machine_record(self.device)
         # Who states a budget may mean another machine than the one that writes the recipe.
         self.room = Room.of(recipe, machine, self.device, record, Share(), elsewhere=True)
+        task = task_of(recipe)
         self._asked = Question(
             recipe,
-            task_of(recipe),
+            task,
             inputs,
             self.device,
             machine,
             record,
             self.room,
-            Predictor(self.device),
+            Predictor(self.device, dense=partial(task.uncompressed, inputs=inputs)),
         )
 
     def __call__(self, recipe: Recipe) -> int:

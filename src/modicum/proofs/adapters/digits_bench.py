@@ -30,7 +30,7 @@ from modicum.proofs.base import ProofRun
 from modicum.proofs.bench.digits import digits
 from modicum.proofs.bench.sweep import Sweep, Swept
 from modicum.proofs.bench.training import RateSchedule, train
-from modicum.tasks.base import evaluating
+from modicum.tasks.modes import evaluating
 
 UPRIGHT, TURNED = 900, 400
 PRETRAINING_STEPS, PRETRAINING_RATE, PRETRAINING_BATCH = 600, 1e-3, 128
