@@ -50,7 +50,7 @@ def test_without_feedback_errors_that_were_taken_up_are_paid_once(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_factors_are_taken_up_and_those_of_another_rank_drawn_anew(kind: str) -> None:
+def test_factors_are_taken_up_and_at_another_rank_as_many_columns_as_it_has(kind: str) -> None:
     own, before = drawn(12, 10), bound(METHODS[kind](rank=3))
     exchanged(before, {"M": own})
     before.commit()
@@ -58,12 +58,38 @@ def test_factors_are_taken_up_and_those_of_another_rank_drawn_anew(kind: str) ->
         exchange, new = (bound(METHODS[kind](rank=rank)) for _ in range(2))
         exchange.load_state_dict(before.state_dict())
         assert exchange.step == 1
-        wanted = (before if rank == 3 else new).factors("M", own)
-        assert all(map(torch.equal, exchange.factors("M", own), wanted))
+        every = zip(*(one.factors("M", own) for one in (before, new, exchange)), strict=True)
+        for old, fresh, found in every:
+            assert torch.equal(found[:, :3], old[:, :rank])
+            assert torch.equal(found[:, 3:], fresh[:, 3:])
         exchanged(exchange, {"M": own})
         exchange.commit()
         p, q = (exchange.state_dict()[f"M/{side}"] for side in "PQ")
         assert (p.shape, q.shape) == ((12, rank), (10, rank))
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_rank_rises_by_the_run_s_step_and_errors_are_paid_all_the_same(kind: str) -> None:
+    method = METHODS[kind](rank=[1, 4, 3], start_after=1, least_saving=0.0)
+    assert method.rank_of((12, 10)) == 4  # what is planned for
+    exchange, left, ranks = bound(method), torch.zeros(12, 10), list[int]()
+    for step in range(7):
+        own = drawn(12, 10, seed=step)
+        sent = exchanged(exchange, {"M": own})["M"]
+        assert sent is not None
+        left += own - sent
+        exchange.commit()
+        known = exchange.state_dict().get("M/P")
+        ranks.append(0 if known is None else known.shape[1])
+    assert ranks == [0, 1, 2, 3, 4, 4, 4]
+    if kind == "acp_sgd":  # with PowerSGD the idle rank owes a part of it
+        torch.testing.assert_close(exchange.owed()["M"], left, rtol=1e-3, atol=1e-4)
+    resumed = bound(method)
+    resumed.load_state_dict(exchange.state_dict())
+    resumed.owe(exchange.owed())
+    own = drawn(12, 10, seed=9)
+    one, other = (exchanged(each, {"M": own})["M"] for each in (exchange, resumed))
+    assert torch.equal(one, other)
 
 
 def owing(way: str) -> tuple[LowRankExchange, Tensor, Tensor]:

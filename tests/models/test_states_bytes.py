@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,19 @@ def test_a_cache_of_transformers_grows_to_what_is_said(name: str, tmp_path: Path
     assert total <= held(model, 60) < total + 4 * layer + 60_000
     grows = name != "mistral"  # which holds a window alone
     assert (states_bytes(config, 30, 4)[0] < total) == grows
+
+
+def test_the_built_in_decoder_is_asked_without_torch_s_symbols() -> None:
+    """They are 40 MB, which a plan would leave in the process that trains."""
+    asked = "states_bytes(ModelConfig(vocabulary_size=16, width=8, layers=1, heads=2), 9, 4)"
+    lines = [
+        "import sys",
+        "from modicum.models import ModelConfig",
+        "from modicum.models.states_bytes import states_bytes",
+        asked,
+        "print('sympy' in sys.modules)",
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == "False"

@@ -14,8 +14,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from modicum.comm.base import MatrixMethod
+from modicum.core.contracts.by_step import ByStep
 from modicum.core.contracts.ledger import Entry, Ledger, Phase
-from modicum.core.contracts.method import NonNegativeFloat, PositiveInt
+from modicum.core.contracts.method import CountByStep, NonNegativeFloat, PositiveInt
 from modicum.core.ranks.matrix_exchange import MatrixQuery, TensorShape
 
 
@@ -29,7 +30,8 @@ class LowRankMethod(MatrixMethod):
     waits until it is used again; on FSDP2, which gives it a gradient of zeros, it is paid at once.
 
     Args:
-        rank: r; of a matrix n by m the smallest of the three.
+        rank: r; of a matrix n by m the smallest of the three. Or (first, last, updates): r goes
+            from one to the other in so many updates, and plans count the larger one.
         start_after: updates that are sent dense before the first one that is not.
         least_saving: a tensor travels as it is where its two factors together are not so many times
             smaller, also where they take turns; 0 sends factors of every matrix.
@@ -39,13 +41,18 @@ class LowRankMethod(MatrixMethod):
     halves: ClassVar[int]
     """How many of the two factors travel in an update."""
 
-    rank: PositiveInt = 4
+    rank: PositiveInt | CountByStep = 4
     start_after: Annotated[int, Field(ge=0)] = 0
     least_saving: NonNegativeFloat = 1.0
     error_feedback: bool = True
 
+    @property
+    def rank_by_step(self) -> ByStep:
+        """The rank in each update; none in those that are sent dense before the first."""
+        return ByStep.of(self.rank, self.start_after)
+
     def rank_of(self, shape: TensorShape) -> int:
-        """The rank at which a gradient of this shape travels; 0: it travels as it is.
+        """The largest rank at which a gradient of this shape travels; 0: it travels as it is.
 
         At full rank the two factors are together larger than the matrix: so a LoRA's, of no larger
         rank than this, travel as they are.
@@ -58,7 +65,7 @@ class LowRankMethod(MatrixMethod):
         if len(shape) < 2 or not math.prod(shape):
             return 0
         rows, columns = _sides(shape)
-        rank = min(self.rank, rows, columns)
+        rank = min(int(self.rank_by_step.most), rows, columns)
         both = rank * (rows + columns)
         return rank if both * self.least_saving < rows * columns else 0
 

@@ -55,15 +55,23 @@ class LowRankExchange(MatrixExchange):
         """The sum, of the factors that were summed; stages what follows for the next update."""
 
     def factors(self, name: str, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """P [n, r] and Q [m, r] of the last update; before the first, draws alike on all ranks."""
-        rank = min(self.method.rank, *matrix.shape)
+        """P [n, r] and Q [m, r] of the last update; before the first, draws alike on all ranks.
+
+        At a rank that has risen since then, what is new is drawn; at one that has fallen, the first
+        columns are left.
+        """
+        rank = min(self._rank_now or 1, *matrix.shape)
         known = self._factors.get(name)
         if known is None or known[0].shape[1] != rank:  # a run may have been of another rank
-            drawn = []
-            for side, rows in zip("PQ", matrix.shape, strict=True):
+            made = []
+            for place, (side, rows) in enumerate(zip("PQ", matrix.shape, strict=True)):
                 empty = torch.empty(rows, rank, dtype=matrix.dtype, device=matrix.device)
-                drawn.append(normal_(empty, seed=self.context.seed, name=f"exchange/{name}/{side}"))
-            self._factors[name] = drawn[0], drawn[1]
+                normal_(empty, seed=self.context.seed, name=f"exchange/{name}/{side}")
+                if known is not None:
+                    kept = known[place][:, :rank]
+                    empty[:, : kept.shape[1]] = kept
+                made.append(empty)
+            self._factors[name] = made[0], made[1]
         return self._factors[name]
 
     def shape(self, name: str) -> TensorShape:
@@ -81,8 +89,12 @@ class LowRankExchange(MatrixExchange):
     # The exchange
 
     @property
+    def _rank_now(self) -> int | None:
+        return self.method.rank_by_step.count_at(self.step)
+
+    @property
     def _dense_now(self) -> bool:
-        return self.peers == 1 or self.step < self.method.start_after
+        return self.peers == 1 or self._rank_now is None
 
     @torch.no_grad()
     def encode(self, name: str, gradient: Tensor) -> Tensor:

@@ -79,8 +79,9 @@ class Attention(SequenceMixer):
     ) -> KeyValueState:
         """An empty state with room for `capacity` tokens of `batch` rows."""
         shape = (batch, capacity, self.kv_heads, self.head_width)
-        keys = torch.empty(shape, device=device, dtype=dtype)
-        return KeyValueState(keys, torch.empty_like(keys))
+        # Not one like the other: without memory that loads 40 MB of torch, also for a plan.
+        keys, values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
+        return KeyValueState(keys, values)
 
     def forward(
         self, x: Tensor, state: KeyValueState | None, sequence: Sequence

@@ -121,7 +121,8 @@ class Room:
         if self.device != "cpu":
             return (*prediction.ledger.by_phase().values(), prediction.peak_before)
         expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
-        sizes = prediction.process_by_phase(self.base, expected)
+        before = sum(self.record.kept) / 2
+        sizes = prediction.process_by_phase(self.base, expected, before=before)
         return tuple(with_headroom(size, self.base) for size in sizes)
 
     def host_holds(self, prediction: Prediction) -> bool:

@@ -100,15 +100,17 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        return self._process(sum(self._kept) / 2, staged=self._saves_on_the_way)
+        return self._process(0.5, staged=self._saves_on_the_way)
 
-    def _process(self, kept: float, *, staged: bool = True) -> int:
-        return self.prediction.process_bytes(self.process_base, kept, staged=staged)
-
-    @property
-    def _kept(self) -> tuple[float, float]:
-        """What the allocator keeps next to a byte of tensors, the least and the most."""
-        return self.record.kept_where(recompute=self.prediction.choice.recompute)
+    def _process(self, place: float, *, staged: bool = True) -> int:
+        """With what the allocator keeps at a place between the least, 0, and the most, 1."""
+        again = self.prediction.choice.recompute
+        kept, before = (
+            least + place * (most - least)
+            for least, most in (self.record.kept_where(recompute=again), self.record.kept)
+        )
+        base = self.process_base
+        return self.prediction.process_bytes(base, kept, staged=staged, before=before)
 
     @property
     def _saves_on_the_way(self) -> bool:
@@ -134,8 +136,7 @@ class Plan:
         """
         if self.device != "cpu":
             return None
-        least, most = self._kept
-        return self._process(least, staged=False), self._process(most)
+        return self._process(0.0, staged=False), self._process(1.0)
 
     @property
     def budget(self) -> int | None:

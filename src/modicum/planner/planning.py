@@ -217,6 +217,9 @@ def asked_of(
     rows += export_rows(recipe, inputs.dtypes, rounds=task.rounds)
     recipe, start = started(recipe, task, inputs, keep)
     start += rows_of_instead(recipe, task, inputs.config)
+    if recipe.adapter is not None:
+        # A small model is run for it, which leaves something in the process: before it is measured.
+        getattr(inputs.config, "unreached", None)
     device = _device(recipe, keep).type if machine is None else machine.device_for(recipe)
     map_for(budget=device == "cpu" and recipe.budget.limits)
     if machine is None:

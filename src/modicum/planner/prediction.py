@@ -150,27 +150,32 @@ class Prediction:
         """Bytes in tensors that come and go and are not mapped on their own, in the worst phase."""
         return _small(self.ledger)
 
-    def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
+    def process_bytes(
+        self, base: int, kept: float, *, staged: bool = True, before: float | None = None
+    ) -> int:
         """The process's resident size at its largest.
 
         Args:
             base: what it holds before the first tensor.
             kept: bytes that the allocator keeps next to each byte of tensors that come and go.
             staged: whether a checkpoint is still being written then, from a copy of the state.
+            before: what is kept before the first update, where no block runs again; None: as much.
         """
-        return max(self.process_by_phase(base, kept, staged=staged))
+        return max(self.process_by_phase(base, kept, staged=staged, before=before))
 
-    def process_by_phase(self, base: int, kept: float, *, staged: bool = True) -> tuple[int, ...]:
+    def process_by_phase(
+        self, base: int, kept: float, *, staged: bool = True, before: float | None = None
+    ) -> tuple[int, ...]:
         """The same, for each phase in which large tensors come and go, and before the first update.
 
         Of what comes and goes, small blocks take what they took in their worst phase: the C library
         keeps those pages when they are free, and with holes between them. A large tensor is mapped
         on its own, and given back when it is free. What is always there has no holes.
         """
-        host = self.host_bytes if staged else 0
+        host, first = self.host_bytes if staged else 0, kept if before is None else before
         return (
             *(base + host + each for each in _resident(self.ledger, kept)),
-            base + max(_resident(self.before, kept)),
+            base + max(_resident(self.before, first)),
         )
 
 

@@ -51,6 +51,8 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Betas = Annotated[tuple[Probability, Probability], Field(strict=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
+# A count that goes from one to another in so many updates: see `by_step.ByStep`.
+CountByStep = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]
 # (a, b, c) of a x + b x^3 + c x^5.
 _Coefficient = Annotated[float, Field(allow_inf_nan=False)]
 OddQuintic = Annotated[tuple[_Coefficient, _Coefficient, _Coefficient], Field(strict=False)]

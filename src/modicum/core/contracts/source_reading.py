@@ -32,8 +32,8 @@ _TYPES: dict[str, set[str]] = {
         *("StrictBool", "StrictFloat", "StrictInt", "StrictStr"),
     },
     "modicum.core.contracts.method": {
-        *("Betas", "Names", "NonNegativeFloat", "OddQuintic", "PositiveFloat", "PositiveInt"),
-        *("PowerIterations", "Probability", "Seed", "Strings"),
+        *("Betas", "CountByStep", "Names", "NonNegativeFloat", "OddQuintic", "PositiveFloat"),
+        *("PositiveInt", "PowerIterations", "Probability", "Seed", "Strings"),
     },
 }
 _MAKERS: dict[str, set[str]] = {
