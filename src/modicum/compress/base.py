@@ -65,12 +65,14 @@ class Making:
         sums: bytes of what a calibration notes.
         noting: bytes in which what one layer was given becomes part of that, at most.
         fitting: bytes that the fit of one layer takes at most.
+        layers: names of those whose inputs are kept for that in a pass backward.
     """
 
     passes: Literal["none", "forward", "backward"] = "backward"
     sums: int = 0
     noting: int = 0
     fitting: int = 0
+    layers: tuple[str, ...] = ()
 
 
 class Report(Protocol):
@@ -269,6 +271,7 @@ class LayerCompressor(Compressor):
             sum(8 * math.prod(each) for each in sums),
             max(noting_bytes(layer.in_features, layer.out_features, shape) for layer in layers),
             max(svd_bytes(layer.out_features, layer.in_features) for layer in layers),
+            tuple(layer.name for layer in layers),
         )
 
     def left_out(self, model: nn.Module) -> dict[str, str]:

@@ -119,7 +119,7 @@ class StructuredPruning(UnitPruner):
         weights = [model.get_submodule(name).get_parameter("weight") for name in names]
         copies = 4 * max(sum(weight.shape) for weight in weights) if shape.weight_bytes < 4 else 0
         sums = sum(4 * weight.numel() for weight in weights)
-        return Making("backward", sums, copies * shape.positions)
+        return Making("backward", sums, copies * shape.positions, layers=tuple(names))
 
     def worth(self, model: nn.Module, units: Units, calibration: Calibration, seed: int) -> Tensor:
         if self.score == "random":

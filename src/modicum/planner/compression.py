@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from modicum.compress.base import Compressor
+from modicum.compress.base import Compressor, Making
 from modicum.core.contracts.ledger import ALWAYS, Entry, Ledger, Phase
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import on_meta
@@ -50,7 +50,7 @@ def compression_ledger(
         Entry("workspace", needs.noting, ("loss", "backward"), "what one layer was given"),
     )
     if needs.passes != "none":
-        ledger = predicted(_watched(recipe), dense, Choice(size, 1, recompute=False)).ledger
+        ledger = _pass(recipe, needs, dense, Choice(size, 1, recompute=False), predicted)
         ledger = ledger if needs.passes == "backward" else ledger.without_backward()
         found += Ledger(tuple(entry for entry in ledger.entries if entry.kind in _COMES_AND_GOES))
     return found
@@ -68,10 +68,16 @@ def held_in_half(recipe: Recipe) -> bool:
     return recipe.adapter is not None and recipe.training.precision == "bf16"
 
 
-def _watched(recipe: Recipe) -> Recipe:
-    """The recipe of a pass over the dense model that notes what layers are given.
+def _pass(
+    recipe: Recipe,
+    needs: Making,
+    dense: Any,
+    choice: Choice,
+    predicted: Callable[[Recipe, Any, Choice], Prediction],
+) -> Ledger:
+    """Of a pass over the dense model that notes what layers are given.
 
-    Where no adapter goes with the model, that of its training, which keeps as much.
+    Where no adapter goes with the model, that of its training, which keeps no less.
     """
     plain = recipe.changed(
         **dict.fromkeys(_NEITHER),
@@ -81,7 +87,8 @@ def _watched(recipe: Recipe) -> Recipe:
     )
     if not held_in_half(recipe):
         plain = plain.changed(training__precision="fp32")
+    targets = {"targets": list(needs.layers)} if needs.layers else {}
     try:
-        return plain.changed(adapter=_WATCH)
+        return predicted(plain.changed(adapter=_WATCH | targets), dense, choice).ledger
     except InputError:
-        return plain
+        return predicted(plain, dense, choice).ledger

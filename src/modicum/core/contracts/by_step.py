@@ -21,7 +21,7 @@ class ByStep:
 
     >>> rank = ByStep(1, 4, updates=6, start_after=2)
     >>> [rank.at(step) for step in (1, 2, 5, 8, 100)]
-    [None, 1, 2.5, 4, 4]
+    [None, 1.0, 2.5, 4, 4]
     >>> [rank.count_at(step) for step in (1, 2, 5, 8)]
     [None, 1, 2, 4]
     """
