@@ -217,7 +217,9 @@ def test_a_refusal_of_several_ranks_offers_to_cut_the_weights(new, needs):
     budget = needs(cut)
     with pytest.raises(DoesNotFit, match="process of each rank") as caught:
         plan(recipe.changed(budget__memory=budget), ranks=2)
-    assert caught.value.changes[0].startswith("--set parallel.strategy=fsdp (needs")
+    # Smaller buckets may be enough too.
+    changes = caught.value.changes
+    assert any(each.startswith("--set parallel.strategy=fsdp (needs") for each in changes)
     assert "4 ranks on more machines" in caught.value.changes[-1]
     fits = plan(recipe.changed(budget__memory=budget, parallel__strategy="fsdp"), ranks=2)
     assert needs(fits) <= budget

@@ -232,7 +232,7 @@ def test_each_change_that_saves_is_a_recipe_with_a_plan_of_as_much(
                 ranks=ranks,
             )
             assert made.prediction.peak_bytes == found.peak_bytes
-    assert len(saving) > 2
+    assert len(saving) > 1  # on images a batch and a method
 
 
 def test_methods_come_from_the_catalog_and_leave_out_what_they_do_not_know(new):
