@@ -49,6 +49,20 @@ def test_a_cache_of_transformers_grows_to_what_is_said(name: str, tmp_path: Path
     assert (states_bytes(config, 30, 4)[0] < total) == grows
 
 
+def test_a_model_that_does_not_run_without_numbers_is_counted_by_its_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(huggingface.load(decoder_folder(tmp_path / "mixtral", "mixtral")))
+
+    def unknown(*_: object) -> list[int]:
+        raise TypeError("no numbers")
+
+    monkeypatch.setattr("modicum.models.states_bytes._sizes", unknown)
+    width, blocks = 32, 2  # its routers have four rows
+    each = 2 * width * 10 * 4
+    assert states_bytes(config, 10, 4) == (blocks * each, each)
+
+
 def test_the_built_in_decoder_is_asked_without_torch_s_symbols() -> None:
     """They are 40 MB, which a plan would leave in the process that trains."""
     asked = "states_bytes(ModelConfig(vocabulary_size=16, width=8, layers=1, heads=2), 9, 4)"

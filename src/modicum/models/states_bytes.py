@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -21,7 +22,8 @@ _READ = 2  # tokens that are read to see how a cache grows
 def states_bytes(config: DecoderConfig, tokens: int, item_bytes: int) -> tuple[int, int]:
     """Bytes of what a decoder remembers of so many tokens of one row, and of its largest layer.
 
-    Caches that hold a window alone count no more than that.
+    Caches that hold a window alone count no more than that. Of a model that does not run without
+    numbers each block counts a key and a value as wide as its stream.
 
     Args:
         item_bytes: of a weight's element, in whose dtype keys and values are.
@@ -34,12 +36,12 @@ def states_bytes(config: DecoderConfig, tokens: int, item_bytes: int) -> tuple[i
     for dtype in (torch.bfloat16, torch.float32):
         try:
             sizes = [size * item_bytes // dtype.itemsize for size in _sizes(config, tokens, dtype)]
-        except RuntimeError:
+        except Exception:  # whatever a model's own code says of tensors without numbers
             continue
         return sum(sizes), max(sizes, default=0)
-    shapes = config.parameter_shapes()
-    width = min(min(shape) for shape in shapes.values() if len(shape) == 2)
-    each = 2 * width * tokens * item_bytes  # a key and a value as wide as the stream
+    matrices = (shape for shape in config.parameter_shapes().values() if len(shape) == 2)
+    # A key and a value as wide as the stream, which the largest matrix leads into or out of.
+    each = 2 * min(max(matrices, key=math.prod)) * tokens * item_bytes
     return each * len(config.block_prefixes()), each
 
 
