@@ -95,9 +95,9 @@ def test_a_machine_is_measured_once_and_read_from_then_on(folder, monkeypatch, c
 
 def test_what_is_loaded_already_is_not_counted_again(monkeypatch):
     made = MachineRecord(7_000_000, (0.0, 0.0), 0.5, compiler_bytes=5_000_000)
-    for loaded, bytes_left in ((False, 7_000_000), (True, 2_000_000)):
+    for loaded, bytes_left, last in ((False, 7_000_000, 5_000_000), (True, 2_000_000, 0)):
         monkeypatch.setattr(record, "compiler_is_loaded", lambda loaded=loaded: loaded)
-        assert made.still_loaded() == bytes_left
+        assert (made.still_loaded(), made.loaded_last()) == (bytes_left, last)
 
 
 def test_a_run_loads_and_keeps_what_runs_that_read_the_same_do(monkeypatch):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modicum.core.errors import DoesNotFit
 from modicum.core.layers.factorize import svd_bytes
+from modicum.core.machine.record import placeholder
 from modicum.planner import plan
 from modicum.planner.profiles import profile
 from modicum.recipe import Recipe
@@ -54,3 +56,15 @@ def test_what_looks_at_no_data_holds_the_model_and_one_layer(tmp_path: Path) -> 
     watched = plan(recipe, machine=machine).prediction.peak_before
     pruned = recipe.changed(compress={"method": "structured_pruning", "score": "magnitude"})
     assert DENSE < plan(pruned, machine=machine).prediction.peak_before < watched
+
+
+def test_before_the_first_update_nothing_has_loaded_the_compiler(tmp_path: Path) -> None:
+    made = plan(asked(tmp_path, "6GB"), machine=profile("rtx4090"))
+    assert made.loaded_last == 0  # a profile says nothing of it
+    on_cpu = replace(made, device="cpu", process_base=10**9, record=placeholder())
+    before, less = on_cpu.process_bytes, replace(on_cpu, loaded_last=3 * 10**8).process_bytes
+    assert before is not None and less is not None and before >= 10**9 + made.prediction.peak_before
+    assert less == before - 3 * 10**8
+    # Of an update all of it counts.
+    least = {replace(on_cpu, loaded_last=each * 10**9).process_bytes for each in (8, 9)}
+    assert len(least) == 1 and 10**9 + made.prediction.peak_bytes <= least.pop() < less

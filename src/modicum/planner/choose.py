@@ -45,6 +45,7 @@ class Room:
     Args:
         base: what the process holds before the first tensor: Python, torch, and all that a run
             loads.
+        loaded_last: what of it is loaded after all that is done before the first update.
         record: what was measured of the machine: what the allocator keeps, above all.
         limit: what the process may hold in all.
         most: what a larger budget could be on this machine.
@@ -58,6 +59,7 @@ class Room:
     name: str
     most: int
     host: int
+    loaded_last: int = 0
 
     @classmethod
     def of(
@@ -105,7 +107,8 @@ class Room:
                 limit, name = own, f"budget.tensors ({format_bytes(tensors)})"
         if limit > bound and not elsewhere:
             limit, name = bound, bounded
-        return cls(device, base, record, limit, name, most, host)
+        last = record.loaded_last() if here else 0
+        return cls(device, base, record, limit, name, most, host, last)
 
     @property
     def host_room(self) -> int:
@@ -122,7 +125,9 @@ class Room:
             return (*prediction.ledger.by_phase().values(), prediction.peak_before)
         expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
         before = sum(self.record.kept) / 2
-        sizes = prediction.process_by_phase(self.base, expected, before=before)
+        sizes = prediction.process_by_phase(
+            self.base, expected, before=before, loaded_last=self.loaded_last
+        )
         return tuple(with_headroom(size, self.base) for size in sizes)
 
     def host_holds(self, prediction: Prediction) -> bool:

@@ -58,6 +58,7 @@ class Plan:
         advice: which other adapters the prediction speaks for.
         prepared: by layer, what the adapter found out from data; empty before.
         compressed: whether `inputs` have the model that the recipe's compressor has left.
+        loaded_last: bytes of `process_base` that are loaded for the first update alone.
     """
 
     recipe: Recipe
@@ -83,6 +84,7 @@ class Plan:
     link: MeasuredLink | None = None
     exchanges: tuple[JsonObject, ...] = ()
     compressed: bool = False
+    loaded_last: int = 0
 
     @property
     def counts_the_most(self) -> bool:
@@ -109,8 +111,9 @@ class Plan:
             least + place * (most - least)
             for least, most in (self.record.kept_where(recompute=again), self.record.kept)
         )
-        base = self.process_base
-        return self.prediction.process_bytes(base, kept, staged=staged, before=before)
+        return self.prediction.process_bytes(
+            self.process_base, kept, staged=staged, before=before, loaded_last=self.loaded_last
+        )
 
     @property
     def _saves_on_the_way(self) -> bool:

@@ -282,6 +282,7 @@ def planned(asked: Question, prediction: Prediction, rows: tuple[JsonObject, ...
     return Plan(
         asked.recipe, asked.task, asked.inputs, asked.machine, asked.device, prediction, rows,
         asked.room.base, asked.record, counts=asked.counts, profile=asked.profile, link=asked.link,
+        loaded_last=asked.room.loaded_last,
     )  # fmt: skip
 
 
@@ -343,9 +344,9 @@ def _agreed(
     if live.alone:
         return machine, record, room
     seen = [record.kept_where(recompute=again) for again in (False, True)]
-    free, host, flops, efficiency, half_efficiency, least, least_again = live.min(
-        room.limit - room.base, room.host - room.base, machine.flops, record.efficiency,
-        record.efficiency_in(half=True), *(each[0] for each in seen),
+    free, host, last, flops, efficiency, half_efficiency, least, least_again = live.min(
+        room.limit - room.base, room.host - room.base, room.loaded_last, machine.flops,
+        record.efficiency, record.efficiency_in(half=True), *(each[0] for each in seen),
     )  # fmt: skip
     base, most, most_again = live.max(room.base, *(each[1] for each in seen))
     record = replace(
@@ -353,6 +354,7 @@ def _agreed(
         half_efficiency=half_efficiency,
     )  # fmt: skip
     room = replace(
-        room, record=record, base=int(base), limit=int(base + free), host=int(base + host)
-    )
+        room, record=record, base=int(base), limit=int(base + free), host=int(base + host),
+        loaded_last=int(last),
+    )  # fmt: skip
     return replace(machine, flops=flops), record, room

@@ -151,7 +151,13 @@ class Prediction:
         return _small(self.ledger)
 
     def process_bytes(
-        self, base: int, kept: float, *, staged: bool = True, before: float | None = None
+        self,
+        base: int,
+        kept: float,
+        *,
+        staged: bool = True,
+        before: float | None = None,
+        loaded_last: int = 0,
     ) -> int:
         """The process's resident size at its largest.
 
@@ -160,11 +166,21 @@ class Prediction:
             kept: bytes that the allocator keeps next to each byte of tensors that come and go.
             staged: whether a checkpoint is still being written then, from a copy of the state.
             before: what is kept before the first update, where no block runs again; None: as much.
+            loaded_last: what of `base` is loaded for the first update alone.
         """
-        return max(self.process_by_phase(base, kept, staged=staged, before=before))
+        phases = self.process_by_phase(
+            base, kept, staged=staged, before=before, loaded_last=loaded_last
+        )
+        return max(phases)
 
     def process_by_phase(
-        self, base: int, kept: float, *, staged: bool = True, before: float | None = None
+        self,
+        base: int,
+        kept: float,
+        *,
+        staged: bool = True,
+        before: float | None = None,
+        loaded_last: int = 0,
     ) -> tuple[int, ...]:
         """The same, for each phase in which large tensors come and go, and before the first update.
 
@@ -175,7 +191,7 @@ class Prediction:
         host, first = self.host_bytes if staged else 0, kept if before is None else before
         return (
             *(base + host + each for each in _resident(self.ledger, kept)),
-            base + max(_resident(self.before, first)),
+            base - loaded_last + max(_resident(self.before, first)),
         )
 
 

@@ -179,8 +179,11 @@ class MachineRecord:
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
-        there = self.compiler_bytes if compiler_is_loaded() else 0
-        return max(0, self.loaded_bytes - there)
+        return max(0, self.loaded_bytes - self.compiler_bytes + self.loaded_last())
+
+    def loaded_last(self) -> int:
+        """What of `still_loaded` is loaded for the first update alone: the compiler."""
+        return 0 if compiler_is_loaded() else self.compiler_bytes
 
 
 def machine_record(
