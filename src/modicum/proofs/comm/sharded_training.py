@@ -70,7 +70,7 @@ class ShardedSize:
 
     symbols: int = 24
     tokens: int = 16
-    blocks: int = 2
+    blocks: int = 1
     width: int = 64
     rows: int = 16
     steps: int = 120
@@ -133,14 +133,18 @@ def timed(
     arms: Mapping[str, Fields],
     elements: int,
     compute: float,
+    coded: Fields,
     rate: float = 0.0,
     steps: int = 4,
 ) -> dict[str, Any]:
     """Seconds of a step of each arm, interleaved, the fastest of each; and bytes that eth0 sent.
 
+    Then what it takes to code and decode a million elements, at rank 0 while the others wait.
+
     Args:
         elements: of the one weight, whose computation is slept.
         compute: seconds of it.
+        coded: fields of the method whose codes are timed.
         rate: bytes a second that a host sends over a pretended link; 0 for the link that is there.
     """
     ready: dict[str, tuple[Zero, nn.Linear, torch.optim.Optimizer]] = {}
@@ -174,7 +178,9 @@ def timed(
 
     passes = {label: partial(step, label) for label in arms}
     times = in_turns(passes, steps, before=begin, after=count)  # the first makes connections
+    coding = coding_seconds(ranks, fields=coded, elements=1_000_000) if ranks.first else {}
     return {
+        "coding": coding,
         "fastest": {label: each.fastest for label, each in times.items()},
         "sent": {label: count / steps for label, count in carried.items()},
     }
