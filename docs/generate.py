@@ -175,8 +175,9 @@ def combinations_page() -> str:
         "Rules over traits give the table, and the same rules refuse a recipe before anything "
         "starts, with the sentence below. A test trains every row on two ranks with all that it "
         "allows at once: sharded weights, several micro-batches, unequal counts of tokens, "
-        "bfloat16; stops it, and resumes it to the bit. Another test compiles every row that may "
-        "be compiled.",
+        "bfloat16; stops it, and resumes it to the bit. Exchanges run once more under an adapter, "
+        "and on four ranks with weights sharded between two, as does a method of each other room. "
+        "Another test compiles every row that may be compiled.",
         "",
         f"| method | {' | '.join(COLUMNS)} |",
         f"| --- |{' --- |' * len(COLUMNS)}",

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from modicum.planner.combinations import (
     BASE,
     COLUMNS,
     PROVEN,
+    RANKS,
     SETTINGS,
     STRATEGIES,
     CombinationRow,
@@ -59,6 +61,11 @@ OF_FEW_NUMBERS: dict[str, tuple[dict[str, Any], tuple[str, ...], Callable[..., b
         partial(is_coded, smallest=16),
     ),
 }
+# What an exchange sends of a model of which most is frozen.
+ADAPTED = [name for name, row in ROWS.items() if row.record.room == "comm" and name != "c4"]
+# Exchanges that take weights sharded inside a host, and one method of each other room.
+ON_FOUR = [name for name in ADAPTED if refusal(ROWS[name], "hybrid") is None]
+ON_FOUR += ["low_rank", "lora", "soap", "galore", "mos", "fwsvd"]
 ADAPTERS = [row for name, row in ROWS.items() if name in catalog() and "adapts_base" in row.traits]
 
 
@@ -166,13 +173,17 @@ def eager_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def all_at_once(row: CombinationRow, *more: str) -> tuple[dict[str, Any], str]:
     """A recipe with every setting that the row allows, and the strategy that shards most."""
-    strategy = next(name for name in ("fsdp", "zero", "ddp") if refusal(row, name) is None)
-    settings = dict(STRATEGIES[strategy])
+    asked: dict[str, Any] = {}
     for column in ("accumulation", "bf16", *more):
         if refusal(row, column) is None:
             for section, fields in SETTINGS[column].items():
-                settings[section] = settings.get(section, {}) | fields
-    return row.recipe(settings), strategy
+                asked[section] = asked.get(section, {}) | fields
+    for strategy in ("fsdp", "zero", "ddp"):
+        values = row.recipe(asked | STRATEGIES[strategy])
+        with suppress(InputError):
+            next(choices(Recipe(**values), "cpu", RANKS))
+            return values, strategy
+    raise AssertionError(f"no strategy takes {row.name} with {', '.join(more)}")
 
 
 def without_wire(values: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +200,11 @@ def marked(name: str, *more: str) -> Any:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     ("row", "more"),
-    [*(marked(name) for name in ROWS), *(marked(name, "quantized") for name in QUANTIZED)],
+    [
+        *(marked(name) for name in ROWS),
+        *(marked(name, "quantized") for name in QUANTIZED),
+        *(marked(name, "adapters") for name in ADAPTED),
+    ],
 )
 def test_a_row_runs_with_all_that_it_allows(
     pool: Pool,
@@ -212,6 +227,26 @@ def test_a_row_runs_with_all_that_it_allows(
     assert trains(Ranks(), without_wire(values), tmp_path / "alone") == "done"
     tolerance = CLOSE.get(row.record.name, 1e-2)
     assert found == pytest.approx(losses(tmp_path / "alone"), rel=tolerance)
+    assert all(said.startswith("4: ") for said in run("stopped", 3))
+    assert run("stopped") == {"done"}
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
+
+
+@pytest.mark.expensive
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_a_row_runs_where_weights_are_sharded_inside_each_of_two_hosts(
+    pool: Pool, questions: Path, base: Path, tmp_path: Path, name: str
+) -> None:
+    values = completed(ROWS[name].recipe(STRATEGIES["hybrid"]), questions, base)
+
+    def run(folder: str, stop_after: int | None = None) -> set[str]:
+        return set(pool.run(trains, values, tmp_path / folder, stop_after, ranks=4))
+
+    assert run("run") == {"done"}
+    assert trains(Ranks(), without_wire(values), tmp_path / "alone") == "done"
+    close = pytest.approx(losses(tmp_path / "alone"), rel=CLOSE.get(name, 1e-2))
+    assert losses(tmp_path / "run") == close
     assert all(said.startswith("4: ") for said in run("stopped", 3))
     assert run("stopped") == {"done"}
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
@@ -473,7 +508,8 @@ def test_every_sentence_of_the_table_is_a_rule_s_or_a_method_s_own() -> None:
     asked = [(row, column) for row in ROWS.values() for column in COLUMNS if column not in PROVEN]
     refused = [error for row, column in asked if (error := refusal(row, column)) is not None]
     assert refused
-    sentences = [*(rule.why for rule in RULES), "it stands in the section linear itself"]
+    sentences = [rule.why for rule in RULES]
+    sentences += [f"it stands in the section {slot} itself" for slot in ("linear", "adapter")]
     sentences += [why for row in ROWS.values() for _, why in row.record.info.excludes]
     assert all(any(why in str(error) for why in sentences) for error in refused)
 

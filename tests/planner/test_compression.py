@@ -63,8 +63,11 @@ def test_before_the_first_update_nothing_has_loaded_the_compiler(tmp_path: Path)
     assert made.loaded_last == 0  # a profile says nothing of it
     on_cpu = replace(made, device="cpu", process_base=10**9, record=placeholder())
     before, less = on_cpu.process_bytes, replace(on_cpu, loaded_last=3 * 10**8).process_bytes
-    assert before is not None and less is not None and before >= 10**9 + made.prediction.peak_before
+    assert before is not None
+    assert less is not None
+    assert before >= 10**9 + made.prediction.peak_before
     assert less == before - 3 * 10**8
     # Of an update all of it counts.
     least = {replace(on_cpu, loaded_last=each * 10**9).process_bytes for each in (8, 9)}
-    assert len(least) == 1 and 10**9 + made.prediction.peak_bytes <= least.pop() < less
+    assert len(least) == 1
+    assert 10**9 + made.prediction.peak_bytes <= least.pop() < less

@@ -39,12 +39,15 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"parallel": {"strategy": "ddp"}},
     "fsdp": {"parallel": {"strategy": "fsdp", "reshard_after_forward": False}},
     "zero": {"parallel": {"strategy": "zero"}},
+    "hybrid": {"parallel": {"strategy": "fsdp", "shard": 2}},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation": {"training": {"micro_batch_size": 2}},
+    "clipping": {"training": {"clip_norm": 1.0}},
     "bf16": {"training": {"precision": "bf16"}},
     "recompute": {"training": {"recompute": "blocks"}},
     "compile": {"training": {"compile": "blocks"}},
+    "adapters": {**_TRAINED, "adapter": {"method": "lora", "rank": 2}},
     "quantized": {"linear": {"method": "nf4"}},
 }
 COLUMNS = {
@@ -55,10 +58,13 @@ COLUMNS = {
     "ddp": "two ranks, each with all weights",
     "fsdp": "two ranks, weights sharded (FSDP2)",
     "zero": "two ranks, optimizer state sharded",
+    "hybrid": "four ranks, weights sharded between two (FSDP2)",
     "accumulation": "several micro-batches an update",
+    "clipping": "gradients scaled by their norm",
     "bf16": "products in bfloat16",
     "recompute": "blocks run again in the backward pass",
     "compile": "blocks compiled",
+    "adapters": "training a LoRA",
     "quantized": "on a 4-bit base",
 }
 PROVEN = ("alone", "transformers", "export")  # by checks of the batteries, not by rules
@@ -106,15 +112,22 @@ def rows() -> Iterator[CombinationRow]:
             yield CombinationRow(record, {**tiny, field: value}, f"{record.name}, {field}: {value}")
 
 
+def ranks_of(strategy: str) -> int:
+    """How many ranks a column of strategies is about.
+
+    >>> ranks_of("hybrid"), ranks_of("fsdp")
+    (4, 2)
+    """
+    return 2 * RANKS if strategy == "hybrid" else RANKS
+
+
 def refusal(row: CombinationRow, column: str) -> InputError | None:
     """Why the row does not run with what the column asks for; None where it does."""
-    tried: list[tuple[dict[str, Any], int]] = [
-        (strategy, RANKS) for strategy in STRATEGIES.values()
-    ]
+    tried = [(strategy, ranks_of(name)) for name, strategy in STRATEGIES.items()]
     if column == "one rank":
         tried = [({}, 1)]
     elif column in STRATEGIES:
-        tried = [(STRATEGIES[column], RANKS)]
+        tried = [(STRATEGIES[column], ranks_of(column))]
     elif "crosses_wire" not in row.traits:
         tried.insert(0, ({}, 1))
     own = slot_of(row.record)
