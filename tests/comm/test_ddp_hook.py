@@ -235,3 +235,25 @@ def scaled(ranks: Ranks) -> bool:
 @pytest.mark.ranks
 def test_what_is_owed_follows_the_scale_of_losses(pool: Pool) -> None:
     assert pool.run(scaled) == [True, True]
+
+
+def of_any_order(ranks: Ranks, transposed: bool) -> float:
+    """How far an update of a gradient of rank 1 is from it, of its size."""
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 20, bias=False)
+    if transposed:
+        layer.weight = nn.Parameter(layer.weight.detach().T.contiguous().T)
+    model = nn.parallel.DistributedDataParallel(layer)
+    PowerSGD(rank=1, start_after=0).ddp_hook(model)
+    left, right = torch.randn(20, 1), torch.randn(1, 24)
+    for _ in range(2):
+        layer.zero_grad()
+        (model(torch.eye(24)).T * (left @ right)).sum().backward()
+    assert layer.weight.grad is not None
+    return float((layer.weight.grad - left @ right).norm() / (left @ right).norm())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_weight_is_a_matrix_in_whatever_order_it_lies(pool: Pool, transposed: bool) -> None:
+    assert max(pool.run(of_any_order, transposed)) < 1e-5

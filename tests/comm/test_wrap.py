@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pool import Pool
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modicum.comm import ACPSGD, DeAR, DenseSums, PowerSGD, SDP4Bit
@@ -219,3 +221,132 @@ def test_sdp4bit_wraps_no_replicas() -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert "modicum.parallel.Zero" in said(lambda: SDP4Bit().wrap(model, optimizer))
+
+
+WRAPPED = [DenseSums(), PowerSGD(rank=2), ACPSGD(rank=2), DeAR()]
+each_wrapped = pytest.mark.parametrize("method", WRAPPED, ids=lambda method: method.info.name)
+
+
+def by_other_ways(ranks: Ranks, method: Any) -> list[float]:
+    """The weights' largest differences between ranks, of updates made in unusual ways."""
+    model = small()
+    handle = method.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(3):
+        handle.backward(loss_of(model, ranks, step))
+        handle.step()
+    for step in range(3, 6):
+        loss_of(model, ranks, step).backward()  # not by the handle
+        handle.step()
+    for step in range(6, 9):
+        if ranks.first:  # who alone has rows
+            handle.backward(loss_of(model, ranks, step))
+        handle.step()
+    handle.flush()
+    own = nn.utils.parameters_to_vector(model.parameters()).tolist()
+    first = ranks.broadcast(own)
+    return [abs(a - b) for a, b in zip(own, first, strict=True)]
+
+
+@pytest.mark.ranks
+@each_wrapped
+def test_ranks_stay_alike_whoever_had_a_backward_pass(pool: Pool, method: Any) -> None:
+    assert all(max(found) == 0 for found in pool.run(by_other_ways, method))
+
+
+def unfrozen(ranks: Ranks, method: Any) -> str:
+    model = small()
+    model[0].weight.requires_grad_(False)
+    handle = method.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    handle.backward(loss_of(model, ranks, 0))
+    handle.step()
+    handle.flush()
+    model[0].weight.requires_grad_(True)
+    handle.backward(loss_of(model, ranks, 1))
+    return said(handle.step)
+
+
+@pytest.mark.ranks
+@each_wrapped
+def test_what_is_unfrozen_after_it_was_wrapped_is_refused(pool: Pool, method: Any) -> None:
+    for words in pool.run(unfrozen, method):
+        assert "were frozen when the model was wrapped" in words
+        assert "[19, 13]" in words
+
+
+def of_two_kinds(ranks: Ranks) -> str:
+    model = small()
+    method: Any = DeAR() if ranks.first else PowerSGD(rank=2)
+    return said(lambda: method.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+@pytest.mark.ranks
+def test_a_schedule_and_an_exchange_do_not_meet(pool: Pool) -> None:
+    one, other = pool.run(of_two_kinds)
+    assert one == other
+    assert "rank 1 has another exchange than rank 0: kind is DeAR there and Power" in one
+
+
+def of_sparse(ranks: Ranks, method: Any) -> str:
+    model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 1))
+    handle = method.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return said(lambda: (handle.backward(model(torch.tensor([1])).sum()), handle.step()))
+
+
+@pytest.mark.ranks
+@each_wrapped
+def test_sparse_gradients_are_refused(pool: Pool, method: Any) -> None:
+    assert all("its gradient is sparse" in words for words in pool.run(of_sparse, method))
+
+
+def owed_by_all(ranks: Ranks, folder: Path, reduction: str, saves: bool) -> dict[str, float]:
+    """What is owed of a gradient as it is applied, which some ranks save and others take up."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = ACPSGD(rank=1).wrap(model, optimizer, reduction=reduction)  # type: ignore[arg-type]
+    matrices = exchange.strategy.matrices  # type: ignore[attr-defined]
+    if saves:
+        exchange.backward(loss_of(model, ranks, 0))
+        exchange.step()
+        save_file(model.state_dict(), folder / f"model {ranks.rank}.safetensors")
+        save_exchange(matrices, model, folder)
+    else:
+        model.load_state_dict(load_file(folder / "model 0.safetensors"))
+        assert load_exchange(matrices, model, folder)
+    owed = {name: float(value.norm()) for name, value in _sums(ranks, matrices).items()}
+    return {name: size / (ranks.size if reduction == "mean" else 1) for name, size in owed.items()}
+
+
+def _sums(ranks: Ranks, matrices: Any) -> dict[str, Tensor]:
+    own = {name: value.tolist() for name, value in matrices.owed().items() if "@" not in name}
+    everybody = ranks.gather(own)
+    return {name: sum(torch.tensor(each[name]) for each in everybody) for name in own}  # type: ignore[misc]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_what_is_owed_of_an_update_stays_where_ranks_are_fewer(
+    pool: Pool, tmp_path: Path, reduction: str
+) -> None:
+    before = pool.run(owed_by_all, tmp_path, reduction, True, ranks=4)[0]
+    assert min(before.values()) > 0
+    found = pool.run(owed_by_all, tmp_path, reduction, False)[0]
+    assert found == pytest.approx(before, rel=1e-5)
+
+
+@pytest.mark.ranks
+def test_a_wrapped_model_has_copies_that_update_nothing(pool: Pool) -> None:
+    assert pool.run(copied) == [True, True]
+
+
+def copied(ranks: Ranks) -> bool:
+    model = small()
+    handle = DeAR().wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(2):
+        handle.backward(loss_of(model, ranks, step))
+        handle.step()
+    before = weights(model)  # of which an update is due
+    other = copy.deepcopy(model)
+    other(torch.ones(1, 13))
+    untouched = all(torch.equal(before[name], weight) for name, weight in weights(model).items())
+    handle.flush()
+    return untouched and not torch.equal(before["0.weight"], model[0].weight)

@@ -20,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.ledger import Ledger
 from modicum.core.contracts.method import Method
+from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
+from modicum.core.ranks.agreement import same_terms
 from modicum.core.ranks.ddp_callback import hooking_callback
 from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import SHARD, ExchangeContext, ExchangeQuery, ShardExchange
@@ -130,6 +132,8 @@ class Schedule(HooklessMethod):
                 another rank's model has other weights.
         """
         ranks = _ranks_of_replicas(model)
+        # Before it makes a group, for which a rank with an exchange of matrices would not come.
+        same_terms(ranks, "exchange", {"kind": type(self).__name__, **self.model_dump(mode="json")})
         strategy = self.strategy(ranks, Layout.of(ranks.size), reduction=reduction, link=link)
         return _wrapped(strategy, model, optimizer)
 
@@ -266,8 +270,11 @@ class Wrapped:
     `Schedule.wrap` and `MatrixMethod.wrap` make it.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.strategy, self.optimizer = strategy, optimizer
+        self._known = {id(parameter) for _, parameter in trainable(model)}
         self._summed = False  # whether the update's last backward pass was made
 
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
@@ -300,12 +307,24 @@ class Wrapped:
 
         Returns:
             The norm before clipping, where `clip_norm` is given.
+
+        Raises:
+            InputError: a parameter has a gradient that no rank sums: it was frozen when the model
+                was wrapped, or is not the model's.
         """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if others := [p for p in parameters if p.grad is not None and id(p) not in self._known]:
+            raise InputError(
+                "gradients of parameters that were frozen when the model was wrapped, or are not "
+                "the model's, are summed over no ranks; wrap the model again where others are to "
+                "be trained",
+                field="optimizer",
+                value=", ".join(str(list(parameter.shape)) for parameter in others[:3]),
+            )
         self._summed = False
         self.strategy.after_backward()
         norm = None
         if clip_norm is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             norm = self.strategy.norm(parameters)
             self.strategy.clip(parameters, clip_norm, norm)
         if norm is None or math.isfinite(norm):
@@ -351,4 +370,4 @@ def _wrapped(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimi
     strategy.share_frozen(model)
     if strategy.ranks.alone:
         warn_of_one_rank(NOTHING_TRAVELS)
-    return Wrapped(strategy, optimizer)
+    return Wrapped(strategy, model, optimizer)

@@ -28,9 +28,9 @@ from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 
 # gloo works at two calls at a time. Two more keep it at work between two layers, where calls end
-# and begin: at 100 Mb/s an update is 7 % faster than with two in all, and more are no faster. Nor is
-# the link for the first group alone, or for the last: of four ranks that sleep the fastest updates
-# were within 1 %, with an all-reduce of 1, 2 and 4 forward passes.
+# and begin: at 100 Mb/s an update is 7 % faster than with two in all, and more are no faster. The
+# link for the first group alone, or for the last, changes less than 1 %: of four ranks that sleep,
+# with an all-reduce of 1, 2 and 4 forward passes.
 IN_FLIGHT = 4
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
+from modicum.core.ranks.exchange import refuse_sparse
 
 T = TypeVar("T")
 
@@ -56,9 +57,14 @@ class Fused:
         return self._call is not None
 
     def fill(self, index: int) -> None:
-        """Move a parameter's gradient to its place, of which it becomes a view."""
+        """Move a parameter's gradient to its place, of which it becomes a view.
+
+        Raises:
+            InputError: it is sparse.
+        """
         parameter, place = self.parameters[index], self._slot(index)
         assert parameter.grad is not None
+        refuse_sparse([(self._label, parameter.grad)])
         place.copy_(parameter.grad)
         parameter.grad = place
         self._flag(index).fill_(1)

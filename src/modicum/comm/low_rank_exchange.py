@@ -169,7 +169,7 @@ class LowRankExchange(MatrixExchange):
             View(FACTORS, self.state_dict, self.load_state_dict),
             View(
                 OWED, self.owed, self.owe, per_rank=True,
-                regroup=regrouping(self.peers, self.rows), suits=self._suits,
+                regroup=regrouping(self.peers, self.rows, means=self.means), suits=self._suits,
             ),
         ]  # fmt: skip
 

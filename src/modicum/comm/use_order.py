@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakMethod
 
 from torch import nn
 
@@ -36,7 +37,7 @@ class Uses:
             if own:
                 self._add(module, own)
         self._recorders = [
-            module.register_forward_pre_hook(self._record, prepend=True)
+            module.register_forward_pre_hook(_Hook(self._record), prepend=True)
             for module in model.modules()
         ]
 
@@ -73,7 +74,7 @@ class Uses:
     def _add(self, module: nn.Module, parameters: Parameters) -> None:
         if module not in self._of:
             self._of[module] = []
-            module.register_forward_pre_hook(self._tell, prepend=True)
+            module.register_forward_pre_hook(_Hook(self._tell), prepend=True)
         self._of[module] += parameters
 
     def _tell(self, module: nn.Module, inputs: Any) -> None:
@@ -81,3 +82,18 @@ class Uses:
 
     def _record(self, module: nn.Module, inputs: Any) -> None:
         self._called.setdefault(module)
+
+
+class _Hook:
+    """A hook that does nothing in a copy of its module, of which no weight is due."""
+
+    def __init__(self, method: Callable[[nn.Module, Any], None] | None = None) -> None:
+        self._method = None if method is None else WeakMethod(method)
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        method = None if self._method is None else self._method()
+        if method is not None:
+            method(module, inputs)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()

@@ -42,8 +42,10 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def bound(rank: int, size: int) -> LowRankExchange:
-    return PowerSGD(rank=2).bind(ExchangeContext(Alike(rank, size)))
+def bound(rank: int, size: int, means: bool = True) -> LowRankExchange:
+    exchange = PowerSGD(rank=2).bind(ExchangeContext(Alike(rank, size)))
+    exchange.means = means  # as DDP's hook says of itself
+    return exchange
 
 
 def save(folder: Path, model: nn.Module, size: int, which: Sequence[int] | None = None) -> Tensor:
@@ -82,6 +84,18 @@ def test_other_numbers_of_ranks_owe_the_mean(tmp_path: Path, before: int, after:
     mean = save(tmp_path, model, before)
     assert len(saved_exchanges(tmp_path)) == before
     owe_the_mean(load(tmp_path, model, after), mean)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 3)])
+def test_other_numbers_of_ranks_owe_the_sum_where_gradients_are_sums(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    model = model_of(0)
+    total = save(tmp_path, model, before) * before
+    for rank in range(after):
+        exchange = bound(rank, after, means=False)
+        assert load_exchange(exchange, model, tmp_path)
+        torch.testing.assert_close(exchange.owed(), {"weight": total / after})
 
 
 @pytest.mark.parametrize("after", [3, 4])

@@ -100,6 +100,7 @@ class Bucketed(Strategy, Generic[B]):
         super().__init__(ranks, layout)
         self.bucket_bytes, self.buckets, self.matrices = bucket_bytes, list[B](), matrices
         self._next = self._landed = 0
+        self._begun = False  # whether this update has had a backward pass
         self._handlers: list[Ready] = []
 
     def start(self, model: nn.Module) -> None:
@@ -151,14 +152,22 @@ class Bucketed(Strategy, Generic[B]):
     def before_backward(self, *, last: bool) -> None:
         """Sum in the last backward pass of an update only: those before it add up here."""
         super().before_backward(last=last)
-        self._next = self._landed = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun, self._next, self._landed = True, 0, 0
         if self.matrices is not None:
             self.matrices.discard()  # of an update that was interrupted
         for bucket in self.buckets:
             bucket.clear()
 
     def after_backward(self) -> None:
-        """Launch what is left, and wait for all sums."""
+        """Launch what is left, and wait for all sums.
+
+        A rank that had no pass in this update sends what gradients it has, or none.
+        """
+        if not self._begun:
+            self._begin()
         for bucket in self.buckets[self._next :]:
             bucket.fill_left()
             self._launch()
@@ -166,6 +175,7 @@ class Bucketed(Strategy, Generic[B]):
             with self.ranks.clock(WIRE):
                 self.matrices.turn()
         self._land(len(self.buckets))
+        self._begun = False
         super().after_backward()
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:

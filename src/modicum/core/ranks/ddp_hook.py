@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
+from modicum.core.ranks.exchange import refuse_sparse
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.pending_sums import PendingSums
 
@@ -73,7 +74,7 @@ class DDPHook:
             )
         exchange.meet(model.module)
         exchange.check(trainable(model.module))
-        self.exchange = exchange
+        self.exchange, exchange.means = exchange, True
         self._scaler, self._scale = scaler, 0.0  # 0: no update was seen yet
         self._names = {id(parameter): name for name, parameter in trainable(model.module)}
         # Of this update, its passes without sums included, as DDP counts them.
@@ -101,7 +102,8 @@ class DDPHook:
         if not self._waiting:
             self.settle()
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
-        gradients = dict(zip(names, bucket.gradients(), strict=True))
+        refuse_sparse([(", ".join(names), bucket.buffer())])
+        gradients = dict(zip(names, _places(bucket), strict=True))
         answer: BucketAnswer = torch.futures.Future()
         self._waiting.append((self.exchange.begin(gradients, self._used), bucket, answer))
         if bucket.is_last():
@@ -126,7 +128,7 @@ class DDPHook:
         waiting, self._waiting, self._to_commit = self._waiting, [], True
         self._used.clear()
         for pending, bucket, answer in waiting:
-            for total, place in zip(pending.land().values(), bucket.gradients(), strict=True):
+            for total, place in zip(pending.land().values(), _places(bucket), strict=True):
                 if total is None:  # DDP gives such a parameter no gradient
                     place.zero_()
                 else:
@@ -134,6 +136,20 @@ class DDPHook:
             # Sums are the same on all ranks, and so is what follows from them.
             self._to_commit &= bool(bucket.buffer().isfinite().all())
             answer.set_result(bucket.buffer())
+
+
+def _places(bucket: dist.GradBucket) -> list[Tensor]:
+    """The gradients of a bucket as they lie in it: in the order of a parameter without gaps.
+
+    What DDP's own `gradients` gives is in the parameter's shape, and row by row whatever its order.
+    """
+    places = []
+    for parameter, flat in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        strides = torch.empty_like(parameter, device="meta").stride()
+        if strides == parameter.stride():
+            flat = flat.as_strided(parameter.shape, strides, flat.storage_offset())
+        places.append(flat)
+    return places
 
 
 def _note_used(used: set[str], name: str, gradient: Tensor | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class Nodes:
         if ranks % local:
             raise InputError(
                 f"{ranks} ranks cannot be split into hosts of equally many",
-                field="ranks_per_node",
+                field="comm.ranks_per_node",
                 value=local,
                 allowed=", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0),
             )
@@ -115,6 +116,23 @@ def refuse_complex(named: Iterable[tuple[str, Tensor]]) -> None:
             raise InputError(
                 "complex parameters are not taken, as what is kept or sent of them is real and "
                 "would lose the imaginary part; train torch.view_as_real of it as the parameter",
+                field=name,
+            )
+
+
+def refuse_sparse(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Make sure that none of these gradients is sparse.
+
+    Raises:
+        InputError: one is.
+
+    >>> refuse_sparse([("weight", Tensor([1.0]))])
+    """
+    for name, gradient in named:
+        if gradient.layout != torch.strided:
+            raise InputError(
+                "its gradient is sparse, and exchanges of gradients send dense ones; give the "
+                "embedding sparse=False",
                 field=name,
             )
 

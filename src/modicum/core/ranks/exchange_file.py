@@ -46,8 +46,7 @@ def save_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> N
 def load_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> bool:
     """Take up what was written next to the model's weights; every rank calls this.
 
-    Where ranks are fewer or more than then, each needs the files of all. Gradients under DDP are
-    means over the ranks, so what is owed of the mean stays, and not of the sum.
+    Where ranks are fewer or more than then, each needs the files of all.
 
     Returns:
         Whether every rank has; if not, none has.
@@ -55,9 +54,9 @@ def load_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> b
     Raises:
         InputError: some rank's file is damaged.
     """
-    ranks, saved, problem = exchange.ranks, [], None
+    ranks, saved, same, problem = exchange.ranks, [], True, None
     try:
-        saved = _saved(folder, ranks.rank, ranks.size, _weights(model))
+        saved, same = _saved(folder, ranks.rank, ranks.size, _weights(model))
     except InputError as error:
         problem = str(error)
     told = ranks.gather([bool(saved), problem])
@@ -67,9 +66,8 @@ def load_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> b
         return False
     for view in exchange.views():
         states = [state.get(view.name, {}) for state in saved]
-        if len(saved) > 1 and view.per_rank and view.regroup is not None:
-            share = ranks.size / len(saved)
-            view.write({name: owed * share for name, owed in view.regroup(states).items()})
+        if not same and view.per_rank and view.regroup is not None:
+            view.write(view.regroup(states))
         else:
             view.write(states[0])
     return True
@@ -80,24 +78,29 @@ def saved_exchanges(folder: Path) -> list[Path]:
     return sorted(folder.glob("modicum_exchange_*.safetensors"))
 
 
-def _saved(folder: Path, rank: int, size: int, weights: str) -> list[dict[str, dict[str, Any]]]:
-    """States by view: one's own, or those of all ranks that wrote; nothing where some lack."""
+def _saved(
+    folder: Path, rank: int, size: int, weights: str
+) -> tuple[list[dict[str, dict[str, Any]]], bool]:
+    """States by view: one's own, or those of all ranks that wrote; nothing where some lack.
+
+    And whether as many ranks wrote as there are.
+    """
     # More ranks may have left files of other weights in the folder.
     own, zeroth = (
         found if found is not None and found["weights"] == weights else None
         for found in (_read(_file(folder, each)) for each in (rank, 0))
     )
     if (first := own or zeroth) is None:
-        return []
+        return [], True
     if first["ranks"] == size:
-        return [] if own is None else [own["states"]]
+        return ([] if own is None else [own["states"]]), True
     states = []
     for each in range(first["ranks"]):  # which may be any number, so the first that lacks ends it
         found = _read(_file(folder, each))
         if found is None or any(found[key] != first[key] for key in _ALIKE):
-            return []
+            return [], False
         states.append(found["states"])
-    return states
+    return states, False
 
 
 def _read(file: Path) -> dict[str, Any] | None:

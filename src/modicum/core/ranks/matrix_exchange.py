@@ -25,7 +25,13 @@ from modicum.core.contracts.state import View
 from modicum.core.errors import InputError
 from modicum.core.ranks.agreement import differing, same_model, same_terms, shape_terms
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.exchange import SHARD, ExchangeContext, refuse_complex, terms_of
+from modicum.core.ranks.exchange import (
+    SHARD,
+    ExchangeContext,
+    refuse_complex,
+    refuse_sparse,
+    terms_of,
+)
 from modicum.core.ranks.layout import REPLICATE
 from modicum.core.ranks.observed_calls import label_of
 from modicum.core.ranks.one_rank import NOTHING_TRAVELS, warn_of_one_rank
@@ -152,6 +158,8 @@ class MatrixExchange:
     def __init__(self, context: ExchangeContext | None = None) -> None:
         self.context = context or ExchangeContext()
         self.ranks, self.step = self.context.ranks, 0
+        # Whether those who take the sums make them means over the ranks.
+        self.means = False
         self._wire: Collectives | None = None
         self._begun: list[PendingSums] = []
         # Whether all sums of this update are, as far as something of them would be kept.
@@ -220,9 +228,10 @@ class MatrixExchange:
             used: the names of those that this rank has.
 
         Raises:
-            InputError: as `check`.
+            InputError: as `check`; or a gradient is sparse.
         """
         self.check(gradients.items())
+        refuse_sparse(gradients.items())
         messages = [self.encode(name, gradient) for name, gradient in gradients.items()]
         flags = messages[0].new_tensor([float(name in used) for name in gradients])
         parts = Parts([*(message.shape for message in messages), flags.shape])

@@ -109,7 +109,7 @@ class MatrixReplicas(Bucketed[MatrixBucket]):
         bucket_bytes: int = 25_000_000,
     ) -> None:
         super().__init__(ranks, Layout.of(ranks.size), bucket_bytes, matrices)
-        self._divisor = ranks.size if mean else 1
+        self._divisor, matrices.means = ranks.size if mean else 1, mean
 
     def meet(self, model: nn.Module, **terms: int | bool | None) -> None:
         """The same, where ranks agree on sums or means.
