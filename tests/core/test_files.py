@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -252,3 +254,20 @@ def test_a_pipe_is_not_waited_for_and_what_is_not_there_is_told(tmp_path: Path) 
     ):  # fmt: skip
         with pytest.raises(InputError, match=told):
             read_json(tmp_path / name)
+
+
+def test_those_who_publish_the_same_folder_at_once_do_so_in_turns(tmp_path: Path) -> None:
+    """As the ranks of a script that all save an adapter."""
+    target = tmp_path / "adapter"
+
+    def publish(number: int) -> None:
+        with publish_folder(target) as temporary:
+            assert not list(temporary.iterdir())
+            for name in ("one", "other"):
+                (temporary / name).write_text(str(number))
+                time.sleep(0.002)
+
+    with ThreadPoolExecutor(6) as pool:  # each with a handle of its own, as processes have
+        list(pool.map(publish, range(24)))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["adapter"]
+    assert (target / "one").read_text() == (target / "other").read_text()

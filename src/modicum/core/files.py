@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -207,10 +208,11 @@ def publish_file(target: Path) -> Iterator[Path]:
 def publish_folder(target: Path) -> Iterator[Path]:
     """Fill a hidden folder next to `target`; when the block ends well it becomes `target`.
 
-    Of a link, it becomes the folder that the link names. A block that raises, or a process that
-    dies in it, leaves `target` as it was. A process that dies in the instant in which an old folder
-    makes room leaves it under its hidden name, and the next publication puts it back before it
-    begins.
+    Of a link, it becomes the folder that the link names. Processes that publish the same folder at
+    once, as ranks that all save, do so in turns, and the last one's stays. A block that raises, or
+    a process that dies in it, leaves `target` as it was. A process that dies in the instant in
+    which an old folder makes room leaves it under its hidden name, and the next publication puts it
+    back before it begins.
 
     Raises:
         InputError: the disk is full or cannot be written; a file is there, or the folder that this
@@ -221,8 +223,7 @@ def publish_folder(target: Path) -> Iterator[Path]:
         temporary, old = place.with_name(f".{place.name}.part"), _old(place)
         if old.exists() and not place.exists():
             os.replace(old, place)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        handle, published = _taken(temporary), False
         try:
             yield temporary
             mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666
@@ -236,10 +237,34 @@ def publish_folder(target: Path) -> Iterator[Path]:
             if place.exists():
                 os.replace(place, old)
             os.replace(temporary, place)
+            published = True  # and another process may have a folder of the hidden name now
             sync(place.parent)
             _remove_old(place)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if not published:
+                shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # also for who was forked meanwhile
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+
+def _taken(temporary: Path) -> int:
+    """Make an empty folder that is this process's until what is returned is closed."""
+    while True:
+        temporary.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # whoever had it has published it
+            handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with suppress(OSError):  # a disk that keeps no locks
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                if os.path.samestat(os.stat(temporary), os.fstat(handle)):
+                    for left in temporary.iterdir():  # by a process that died
+                        remove(left)
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
 
 
 def check_replaced(folder: Path, what: str, others: Callable[[set[str]], Collection[str]]) -> None:
