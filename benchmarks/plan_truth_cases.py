@@ -178,7 +178,8 @@ def _text_classes(ranks: int, chance: random.Random) -> dict[str, Any]:
     recipe["data"] = {"path": "{data}", "sequence_length": length}
     recipe["training"] = {"batch_size": ranks * chance.choice([2048, 4096]) // length}
     if chance.random() < 0.4:
-        recipe["adapter"] = _method("adapter", chance)
+        # The one that a classifier's head is trained and kept next to.
+        recipe["adapter"] = {"method": "lora", **_fields(methods_for("adapter")["lora"], chance)}
     else:
         recipe["optimizer"] = _method("optimizer", chance, without="needs_recurrence")
     raw = sized(name, chance.choice([384, 512]), chance.choice([4, 6]), 8192, 512)

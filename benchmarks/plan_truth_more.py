@@ -115,6 +115,8 @@ def _prunes_others(recipe: Sections, raw: Sections | None) -> bool:
 
 def _start(made: Sections, chance: random.Random) -> None:
     """Begin with an adapter of a file, which is made for the model; its fields are the file's."""
+    if "compress" in made:  # which leaves layers of other shapes
+        return
     made["model"] = {**made["model"], "adapter": "{adapter}"}
     made["adapter"] = {"method": chance.choice(_FILED)}
 
