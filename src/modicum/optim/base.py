@@ -26,6 +26,7 @@ from modicum.core.contracts.parameters import class_by_shape
 from modicum.core.contracts.step import InBackwardStep, StandardStep, StepContext, StepProgram
 from modicum.core.errors import InputError
 from modicum.core.ranks.sharding import own_part
+from modicum.optim.agreement import Late, first_ones
 from modicum.optim.copies import CopiedOptimizer
 from modicum.optim.kept import StateShape
 from modicum.optim.ledger import of_matrices, treatment_of
@@ -75,7 +76,7 @@ class MatrixOptimizer(CopiedOptimizer):
     Sharded matrices (DTensors sharded along dimension 0) are updated by their owners; all ranks
     step the same parameters in the same order. Ranks with unsharded parameters all do the same; an
     SVD may differ between hosts of different kinds, so set `replicas` to their process group, and
-    they take the first one's bases; a copy of the optimizer has none.
+    they take the first one's bases where theirs are others; a copy of the optimizer has none.
 
     Args:
         params, lr: as of any optimizer; groups may have their own `lr` and `weight_decay`.
@@ -231,16 +232,19 @@ class MatrixOptimizer(CopiedOptimizer):
         return loss
 
     def _step_matrices(self, groups: Mapping[nn.Parameter, dict[str, Any]]) -> None:
+        late: Late = {}
         for turns in self._together(list(groups)):
             updates: dict[nn.Parameter, Tensor] = {}
             for turn in turns:
                 gradient, mine = turn.gather(), turn.mine
                 if mine is not None and gradient is not None:
-                    updates[mine] = self._update(mine, gradient.float())
+                    updates[mine] = self._update(mine, gradient.float(), late)
                     del gradient
             self._finish(updates)
             for turn in turns:
                 self._scatter(turn, updates, groups)
+        for same, tensors in late.items():
+            first_ones(tensors, same)
 
     def _scatter(
         self,
@@ -284,7 +288,7 @@ class MatrixOptimizer(CopiedOptimizer):
                 for update in alike:
                     update.mul_(factor)
 
-    def _update(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    def _update(self, parameter: nn.Parameter, gradient: Tensor, late: Late) -> Tensor:
         """What a full matrix is to lose, without the learning rate: fp32, a tensor of its own."""
         state, place = self.state[parameter], self.owners[parameter]
         if "step" not in state:
@@ -292,7 +296,7 @@ class MatrixOptimizer(CopiedOptimizer):
         if self.parts.choice is not None:
             self._make_room(int(state["step"]), place.number)
         same = place.cut.replicas or self.replicas
-        step = SubspaceStep(self.parts, state, place.number, len(self.owners), same)
+        step = SubspaceStep(self.parts, state, place.number, len(self.owners), same, late)
         return step.update(gradient)
 
     def _make_room(self, step: int, number: int) -> None:

@@ -8,7 +8,7 @@ is not needed is freed before anything new is made.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modicum.core.errors import InputError
-from modicum.core.ranks.ranks import peer_errors
+from modicum.optim.agreement import Late, first_ones
 from modicum.optim.blocks import BlockRule
 from modicum.optim.kept import opened
 from modicum.optim.parts import OptimizerParts
@@ -60,6 +60,7 @@ class SubspaceStep:
         state: the matrix's; `step` counts its steps.
         place, count: its number among all matrices, and how many there are.
         same: the ranks that take this step too, whose bases must be the first one's; None: nobody.
+        late: takes up what of the state they must have alike, but not before the next step.
     """
 
     parts: OptimizerParts
@@ -67,6 +68,7 @@ class SubspaceStep:
     place: int
     count: int
     same: dist.ProcessGroup | None = None
+    late: Late = field(default_factory=dict)
 
     def update(self, gradient: Tensor) -> Tensor:
         """What the matrix is to lose, without the learning rate: fp32, a tensor of its own.
@@ -112,6 +114,7 @@ class SubspaceStep:
             if parts.within is not None:
                 direction = direction.clone()
                 parts.within.apply_([direction])
+        self._note_late(age)
         update = parts.projector.up(direction, state, shape).mul_(factor * parts.scale)
         del direction
         if parts.outside != "nothing":
@@ -121,14 +124,19 @@ class SubspaceStep:
     def _direction(
         self, inside: Tensor, moments: Mapping[str, Tensor], age: int
     ) -> tuple[Tensor, float]:
-        """The inner rule's direction and factor; what it decomposes is the first rank's."""
+        """The inner rule's direction and factor."""
         rule = self.parts.inner
         if not isinstance(rule, BlockRule):
             return rule.direction(inside, moments, age)
-        found = rule.direction_at(inside, moments, age, self.place)
-        if self.same is not None:
-            _first_ones({name: moments[name] for name in rule.agreed(age)}, self.same)
-        return found
+        return rule.direction_at(inside, moments, age, self.place)
+
+    def _note_late(self, age: int) -> None:
+        """What a rule of blocks has decomposed is not used before the next step."""
+        rule = self.parts.inner
+        if self.same is not None and isinstance(rule, BlockRule):
+            names = (key for name in rule.agreed(age) for key in (name, f"{name}_scale"))
+            found = [self.state[key] for key in names if key in self.state]
+            self.late.setdefault(self.same, []).extend(found)
 
     def _beyond(self, left: Tensor) -> Tensor:
         """The step, without state, of what is outside of the subspace; `left` is given up."""
@@ -147,7 +155,7 @@ class SubspaceStep:
         if parts.on_refresh != "rotate":
             old.clear()
         bases, inside = parts.projector.refresh(total, step, self.place)
-        if self.same is not None and _first_ones(bases, self.same):
+        if self.same is not None and first_ones(list(bases.values()), self.same):
             inside = parts.projector.down(total, bases)
         state.update(bases)
         if old:
@@ -160,17 +168,6 @@ class SubspaceStep:
 
     def _moments(self, shape: MatrixShape, device: torch.device) -> Any:
         return opened(self.state, self.parts.inside(shape), device, self.parts.bits)
-
-
-def _first_ones(bases: Mapping[str, Tensor], group: dist.ProcessGroup) -> bool:
-    """Take the first rank's bases, in place; whether this rank's were others."""
-    changed = False
-    with peer_errors():
-        for basis in bases.values():
-            own = basis.clone()
-            dist.broadcast(basis, dist.get_global_rank(group, 0), group=group)
-            changed |= not torch.equal(own, basis)
-    return changed
 
 
 def _demand_finite(gradient: Tensor) -> None:

@@ -54,7 +54,8 @@ def load_exchange(exchange: MatrixExchange, model: nn.Module, folder: Path) -> b
     Raises:
         InputError: some rank's file is damaged.
     """
-    ranks, saved, same, problem = exchange.ranks, [], True, None
+    ranks, same, problem = exchange.ranks, True, None
+    saved: list[dict[str, dict[str, Any]]] = []
     try:
         saved, same = _saved(folder, ranks.rank, ranks.size, _weights(model))
     except InputError as error:
