@@ -32,6 +32,10 @@ SECTIONS = ", ".join(sorted(Recipe.model_fields))
 DATA = ", ".join(sorted(type(Recipe().data).model_fields))
 ADAPTERS = ", ".join(sorted(methods_for("adapter")))
 LORA = "model:\n  path: base\nadapter:\n  method: lora\n"
+BY_STEP = (
+    "not one of the known forms (found: {}); allowed: an integer of at least 1, or "
+    "[first, last, updates], each at least 1"
+)
 # The recipe's text, and the whole message after the file's name.
 MISTAKES = [
     # unknown keys
@@ -115,6 +119,7 @@ MISTAKES = [
         ":1: model: expected a section with keys (found: 'my/model'); allowed: model: "
         "{path: my/model}",
     ),
+    ("comm: 3\n", ":1: comm: expected a section with keys (found: 3)"),
     ("data:\n  boundaries: yes\n", ":2: data.boundaries: expected true or false (found: 'yes')"),
     ("data:\n  include: '*.py'\n", ":2: data.include: expected a list (found: '*.py')"),
     ("data:\n  include:\n  - a\n  - 3\n", ":4: data.include.1: expected text (found: 3)"),
@@ -122,6 +127,12 @@ MISTAKES = [
     ("optimizer:\n  betas: 0.9\n", ":2: optimizer.betas: expected a list (found: 0.9)"),
     ("optimizer:\n  betas: [0.9]\n", ":2: optimizer.betas.1: this field is needed"),
     (LORA + "  rank: eight\n", ":5: adapter.rank: expected an integer (found: 'eight')"),
+    ("comm:\n  method: acp_sgd\n  rank: [2, 4]\n", f":3: comm.rank: {BY_STEP.format('[2, 4]')}"),
+    (
+        "comm:\n  method: acp_sgd\n  rank: [2, 4, 0]\n",
+        f":3: comm.rank: {BY_STEP.format('[2, 4, 0]')}",
+    ),
+    ("comm:\n  method: acp_sgd\n  rank: x\n", ":3: comm.rank: expected an integer (found: 'x')"),
     (LORA + "  exclude: q_proj\n", ":5: adapter.exclude: expected a list (found: 'q_proj')"),
     # units
     ("budget:\n  memory: 8 gigs\n", f":2: budget.memory: not a size; {SIZE} (found: '8 gigs')"),

@@ -215,5 +215,10 @@ def test_sharded_weights_and_gradients_within_the_backward_are_refused() -> None
             layouts(recipe, 2)
     with pytest.raises(InputError, match="after the backward pass"):
         SMALL.strategy(Ranks(), Layout()).when_ready(odd(), lambda parameter: None)
-    with pytest.raises(InputError, match="leave one of them out"):
-        DeAR(layers=2, tune=True)
+    for made, field in (
+        (lambda _: DeAR(layers=2, tune=True), "layers"),
+        (Recipe(comm={"method": "dear", "layers": 2, "tune": True}).method, "comm.layers"),
+    ):
+        with pytest.raises(InputError, match="leave one of them out") as caught:
+            made("comm")
+        assert (caught.value.field, caught.value.value) == (field, 2)

@@ -73,7 +73,49 @@ def test_a_way_for_which_there_is_no_room_is_not_taken(new, monkeypatch) -> None
     comm, why = chosen(new, among=LOSSY)
     assert comm is not None
     assert comm["method"] == "dense_sums"
-    assert "acp_sgd" not in why
+    assert why.endswith("; without acp_sgd, rank 2: it does not fit")
+
+
+def test_each_way_that_is_listed_has_its_fields_in_the_reason_and_its_row(new, monkeypatch) -> None:
+    at(monkeypatch, 1e4)
+    among = [*({"method": "acp_sgd", "rank": rank} for rank in (1, 4)), LOSSY[0]]
+    recipe = new(
+        parallel={"strategy": "ddp"},
+        training={"batch_size": 8},
+        comm={"method": "auto", "among": among},
+    )
+    made = plan(recipe, ranks=2, advise=True)
+    [why] = [row["why"] for row in made.choices if row["field"] == "comm"]
+    assert "s with acp_sgd, rank 1; " in why
+    assert " s with acp_sgd, rank 4; " in why
+    rows = made.row()["exchanges"]
+    ways = [row["comm"] for row in rows]
+    assert [way for way in ways if way in among] == among
+    assert [way["method"] for way in ways if way] == [
+        *("dear", "powersgd", "acp_sgd", "acp_sgd", "dense_sums")
+    ]
+    [here] = [row for row in rows if row["here"]]
+    assert here["comm"] == made.recipe.comm == among[0]
+    assert here["bytes"] == made.prediction.wire_bytes
+
+
+def test_a_way_is_tried_in_the_layout_that_it_goes_with(new, monkeypatch) -> None:
+    at(monkeypatch, 1e5)
+    among = [{"method": "sdp4bit"}]
+    recipe = new(training={"batch_size": 8}, comm={"method": "auto", "among": among})
+    made = plan(recipe, ranks=2, advise=True)
+    assert plan(recipe.changed(comm=None), ranks=2).row()["layout"]["name"] == "ddp"
+    assert (made.recipe.comm, made.row()["layout"]["name"]) == (among[0], "zero")
+    assert [row["comm"] for row in made.row()["exchanges"] if row["here"]] == among
+    at(monkeypatch, 1e12)
+    fast = plan(recipe, ranks=2, advise=True)
+    assert fast.row()["layout"]["name"] == "ddp"
+    [row] = [row for row in fast.row()["exchanges"] if row["comm"] == among[0]]
+    assert row["bytes"] == made.prediction.wire_bytes
+    comm, why = chosen(new, among=among)  # with ddp
+    assert comm is None
+    assert "; without sdp4bit: sdp4bit does not combine with" in why
+    assert "set parallel.strategy to zero" in why
 
 
 def test_a_link_between_processors_says_nothing_of_accelerators(monkeypatch) -> None:
@@ -99,6 +141,8 @@ def test_text_and_python_spell_it_alike(tmp_path: Path) -> None:
     [
         ({"amog": []}, "comm.amog"),
         ({"among": "acp_sgd"}, "comm.among"),
+        ({"among": 0}, "comm.among"),
+        ({"among": {}}, "comm.among"),
         ({"among": ["acp_sgd"]}, "comm.among.0"),
         ({"among": [{"method": "auto"}]}, "comm.among.0.method"),
         ({"among": [{"method": "lora"}]}, "comm.among.0.method"),

@@ -104,3 +104,18 @@ def test_calls_at_once_have_lanes_and_one_after_another_share_one() -> None:
     assert tops(0.0, 0.2) == ["0", "0"]
     assert tops(0.0, 0.05, 0.12) == ["0", "20", "0"]
     assert call_plot(update(1)) == ""
+
+
+def test_where_the_rank_changes_a_note_says_what_the_plan_counts(
+    make_run: Callable[..., Path],
+) -> None:
+    folder = make_run()
+    before = summary(folder)["notes"]
+    recipe = (folder / "recipe.yaml").read_text()
+    for rank, said in (("4", []), ("[2, 4, 3]", ["comm.rank goes from 2 to 4 in 3 updates: "])):
+        text = f"{recipe}comm:\n  method: acp_sgd\n  rank: {rank}\n"
+        (folder / "recipe.yaml").write_text(text)
+        assert summary(folder)["notes"] == before  # nothing was sent yet
+        found = summary(with_wire(folder, updates(), PLANNED))["notes"][len(before) :]
+        assert [note.partition("what")[0] for note in found] == said
+        (folder / "wire.jsonl").unlink()

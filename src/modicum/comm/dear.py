@@ -92,7 +92,8 @@ class DeAR(Schedule):
     @model_validator(mode="after")
     def _one_size(self) -> DeAR:
         if self.tune and self.layers is not None:
-            raise ValueError("layers fixes the size that tune looks for; leave one of them out")
+            problem = "layers fixes the size that tune looks for; leave one of them out"
+            raise InputError(problem, field="layers", value=self.layers)
         return self
 
     def strategy(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modicum.core.ranks.call_queue import CollectiveHandle
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.exchange import refuse_sparse
+from modicum.core.ranks.sent_kinds import refuse_sparse
 
 T = TypeVar("T")
 

@@ -23,11 +23,12 @@ from modicum.core.contracts.parameters import keeping_metadata, trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.contracts.strategy import Ready, Strategy
 from modicum.core.errors import InputError
-from modicum.core.ranks.exchange import ShardExchange, refuse_complex
+from modicum.core.ranks.exchange import ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of, naming
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sent_kinds import refuse_complex
 from modicum.core.torch_private import forget_partial_sums
 from modicum.parallel.buffer_rows import EXCHANGE
 from modicum.parallel.fsdp_wires import (

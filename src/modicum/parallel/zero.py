@@ -21,11 +21,12 @@ from modicum.core.contracts.parameters import trainable
 from modicum.core.contracts.state import StateRegistry, View, model_view
 from modicum.core.errors import InputError
 from modicum.core.ranks.bucketed import Bucketed
-from modicum.core.ranks.exchange import ExchangeContext, ShardExchange, refuse_complex
+from modicum.core.ranks.exchange import ExchangeContext, ShardExchange
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.observed_calls import label_of
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.ranks.sent_kinds import refuse_complex
 from modicum.core.ranks.sharding import whole
 from modicum.parallel.buffer_rows import EXCHANGE
 from modicum.parallel.masters import MasterBucket

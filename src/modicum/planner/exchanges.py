@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from modicum.comm.base import MatrixMethod, Schedule
@@ -32,6 +32,8 @@ CANDIDATES: tuple[dict[str, Any] | None, ...] = (
     {"method": "acp_sgd"},
     {"method": "powersgd"},
 )
+# A section `comm`, or None; and what is predicted of the recipe that has it.
+TriedWay = tuple[dict[str, Any] | None, Prediction, Recipe]
 
 
 class ExchangeQuestion(Protocol):
@@ -112,21 +114,23 @@ def exchanges(
     made: Prediction,
     link: MeasuredLink,
     candidates: Sequence[dict[str, Any] | None] = CANDIDATES,
-    holds: Callable[[Prediction], bool] | None = None,
 ) -> list[JsonObject]:
-    """Each way that goes with the plan's layout, with its step, bytes, and where it pays.
+    """Each way that goes with the plan's layout, with its step, bytes, and where it pays."""
+    return step_rows(asked, tried(asked, made, candidates), link)
 
-    With `holds` only ways whose prediction it is true of, and numbers as they are.
+
+def step_rows(
+    asked: ExchangeQuestion, ways: Iterable[TriedWay], link: MeasuredLink
+) -> list[JsonObject]:
+    """Ways to exchange gradients with their step, bytes, and where they pay.
 
     `step_seconds` of an update, of them `waited_seconds` for the wire; `bytes` that a rank sends;
     `break_even`: the rate in bytes a second below which it is faster than numbers as they are, null
     where it is so at no rate; `here`: whether it is what the recipe has.
     """
-    rate = asked.machine.flops * asked.record.efficiency_in(half=made.half)
     found: list[tuple[dict[str, Any] | None, WireQuery, int]] = []
-    for fields, prediction, recipe in _tried(asked, made, candidates):
-        if fields is not None and holds is not None and not holds(prediction):
-            continue
+    for fields, prediction, recipe in ways:
+        rate = asked.machine.flops * asked.record.efficiency_in(half=prediction.half)
         at = wire_query(recipe, prediction, asked.device, rate)
         found.append((fields, at, prediction.wire_bytes))
     plain = next((at for fields, at, _ in found if fields is None), None)
@@ -156,7 +160,7 @@ def _with_own(
     >>> _with_own([None, {"method": "a"}, {"method": "b"}], {"method": "a", "rank": 4})
     [None, {'method': 'a', 'rank': 4}, {'method': 'b'}]
     """
-    if own is None:
+    if own is None or own in ways:
         return list(ways)
     names = [None if each is None else each["method"] for each in ways]
     place = names.index(own["method"]) if own["method"] in names else len(ways)
@@ -167,9 +171,10 @@ def _with_own(
     return [*ways[:place], own, *filter(None, others)]
 
 
-def _tried(
+def tried(
     asked: ExchangeQuestion, made: Prediction, ways: Sequence[dict[str, Any] | None]
-) -> Iterator[tuple[dict[str, Any] | None, Prediction, Recipe]]:
+) -> Iterator[TriedWay]:
+    """Those that go with the plan's layout, the recipe's own among them, in it."""
     for fields in _with_own(ways, asked.recipe.comm):
         recipe = asked.recipe.model_copy(update={"comm": fields})
         if fields is not None and fields != asked.recipe.comm:

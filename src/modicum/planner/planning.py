@@ -26,7 +26,7 @@ from modicum.core.ranks.ranks import Ranks
 from modicum.models.traced_cache import ending_traces
 from modicum.planner.adapted_otherwise import rows_of_instead
 from modicum.planner.advice import advice
-from modicum.planner.auto_exchange import without_auto
+from modicum.planner.auto_exchange import ways_shown, without_auto
 from modicum.planner.choose import (
     COMPILE,
     DEVICE,
@@ -37,7 +37,6 @@ from modicum.planner.choose import (
     layouts,
 )
 from modicum.planner.earlier_adapter import started
-from modicum.planner.exchanges import exchanges
 from modicum.planner.explained import explained
 from modicum.planner.length import check_counted_in
 from modicum.planner.plan import Plan
@@ -101,7 +100,7 @@ def plan(
     if not advise:
         return made
     uses, given = uses_of_room(asked, made.prediction), advice(asked, made.prediction)
-    ways = [] if asked.link is None else exchanges(asked, made.prediction, asked.link)
+    ways = ways_shown(asked, made.prediction, recipe)
     return replace(made, uses=tuple(uses), advice=tuple(given), exchanges=tuple(ways))
 
 

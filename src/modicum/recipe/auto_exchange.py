@@ -38,7 +38,8 @@ def check_auto(section: Mapping[str, Any], plugins: Iterable[str | Path] = ()) -
     for name in section:
         if name not in known:
             raise InputError("unknown field", field=f"{_SLOT}.{name}", candidates=known)
-    among = section.get("among") or []
+    among = section.get("among")
+    among = [] if among is None else among
     if not isinstance(among, list):
         problem = "expected a list of methods"
         raise InputError(problem, field=f"{_SLOT}.among", value=among)

@@ -165,10 +165,21 @@ class Recipe(Section):
         return {key: value for key, value in getattr(self, slot).items() if key != "method"}
 
     def method(self, slot: str) -> Method | None:
-        """The value of the method in a section, where it names one; imports its file."""
+        """The value of the method in a section, where it names one; imports its file.
+
+        Raises:
+            InputError: its fields do not go together.
+        """
         if getattr(self, slot) is None or is_auto(slot, getattr(self, slot)):
             return None
-        return self.methods()[slot].load()(**self.fields(slot))
+        kind = self.methods()[slot].load()
+        try:
+            return kind(**self.fields(slot))
+        except InputError as error:  # of several fields together: each alone was checked before
+            field = slot if error.field is None else f"{slot}.{error.field}"
+            raise InputError(
+                error.problem, field=field, value=error.value, allowed=error.allowed
+            ) from None
 
     def parts(self, more: Iterable[str] = ()) -> list[TraitHolder]:
         """The parts of the run that have traits: its methods, and what the recipe asks of it."""
@@ -319,7 +330,8 @@ def _with_home(said: InputError, name: int | str) -> InputError:
     Of a word instead of a section, with the section that was meant.
     """
     key = "method" if name in SLOTS else {"model": "path", "data": "path"}.get(str(name))
-    if said.problem == NO_SECTION and key and re.fullmatch(r"[\w./-]{1,80}", str(said.value)):
+    word = said.value if isinstance(said.value, str) else ""
+    if said.problem == NO_SECTION and key and re.fullmatch(r"[\w./-]{1,80}", word):
         meant = f"{name}: {{{key}: {said.value}}}"
         return InputError(said.problem, field=said.field, value=said.value, allowed=meant)
     if said.problem != "unknown key":

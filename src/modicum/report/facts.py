@@ -76,9 +76,19 @@ def facts(run: FolderContents) -> dict[str, Any]:
         "outputs": section(record, "outputs"),
         "cost": section(record, "cost") or None,
         "saves": section(record, "saves") or None,
-        "notes": run.notes,
+        "notes": [*run.notes, *_changing_rank(run)],
     }
     return finite(result | {"comparison": comparison(run, result)})
+
+
+def _changing_rank(run: FolderContents) -> list[str]:
+    """Why the bytes of an exchange whose rank changes are not those of its plan."""
+    rank = section(run.recipe, "comm").get("rank")
+    if not run.wire or not isinstance(rank, list) or [type(each) for each in rank] != [int] * 3:
+        return []
+    first, last, updates = rank
+    said = f"comm.rank goes from {first} to {last} in {updates} updates"
+    return [f"{said}: what the plan says of the wire is for the larger of them."]
 
 
 def unit(run: FolderContents) -> str:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from modicum.core.errors import InputError
 from modicum.planner import Plan
 
+_OVERFLOWS = (
+    "gradients travel in fp16, which is infinite above 65,504: lower comm.scale, or take "
+    "comm.dtype: bf16; else"
+)
+
 
 class TrainingDiverged(InputError):
     """Updates had losses or gradients that are not finite, and the run was stopped for it."""
@@ -21,19 +26,28 @@ def refuse_divergence(plan: Plan, step: int, skipped: int, *, updated: bool) -> 
     Raises:
         TrainingDiverged: so it does.
     """
-    training = plan.recipe.training
+    training, scale = plan.recipe.training, _scale(plan)
+    wire = "" if scale is None else f"{_OVERFLOWS} "
     if skipped > training.skip_limit:
+        rate = "training.learning_rate", training.learning_rate
+        field, value = rate if scale is None else ("comm.scale", scale)
         raise TrainingDiverged(
             f"training diverged: {skipped} updates in a row had a loss or a "
-            f"gradient that is not finite, up to step {step}; lower "
+            f"gradient that is not finite, up to step {step}; {wire}lower "
             "training.learning_rate or add training.warmup_steps (checkpoints before it are "
             "intact)",
-            field="training.learning_rate",
-            value=training.learning_rate,
+            field=field,
+            value=value,
         )
     if step == plan.steps and not updated:
         raise TrainingDiverged(
             f"nothing was trained: no step of this run, up to step {step}, updated "
-            "anything, as each had a loss or a gradient that is not finite; look at the data "
-            "and the weights that it began with, or lower training.learning_rate"
+            f"anything, as each had a loss or a gradient that is not finite; {wire}look at the "
+            "data and the weights that it began with, or lower training.learning_rate"
         )
+
+
+def _scale(plan: Plan) -> float | None:
+    """What gradients are multiplied by before they travel in fp16; None: they do not."""
+    comm = plan.recipe.comm or {}
+    return comm.get("scale", 1.0) if comm.get("dtype") == "fp16" and plan.ranks > 1 else None

@@ -82,7 +82,7 @@ def test_hosts_have_equally_many() -> None:
     assert Nodes().hops() == ()
     with pytest.raises(InputError, match="hosts of equally many") as refusal:
         Nodes.of(6, 4)
-    assert (refusal.value.field, refusal.value.allowed) == ("ranks_per_node", "1, 2, 3, 6")
+    assert (refusal.value.field, refusal.value.allowed) == ("comm.ranks_per_node", "1, 2, 3, 6")
 
 
 def test_draws_differ_by_update_rank_and_buffer_and_go_on_after_a_resume() -> None:

@@ -53,6 +53,9 @@ Betas = Annotated[tuple[Probability, Probability], Field(strict=False)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 # A count that goes from one to another in so many updates: see `by_step.ByStep`.
 CountByStep = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]
+# That branch of a union as pydantic names it, and what the union takes.
+_BY_STEP = "tuple[constrained-int, constrained-int, constrained-int]"
+_BY_STEP_ALLOWED = "an integer of at least 1, or [first, last, updates], each at least 1"
 # (a, b, c) of a x + b x^3 + c x^5.
 _Coefficient = Annotated[float, Field(allow_inf_nan=False)]
 OddQuintic = Annotated[tuple[_Coefficient, _Coefficient, _Coefficient], Field(strict=False)]
@@ -293,6 +296,12 @@ def describe(
     if words and isinstance(error["input"], str):
         error = words[0]  # of a number or a word, somebody who wrote a word meant the word
     field = (prefix + ".".join(map(str, path))).rstrip(".")
+    union = (*error["loc"][:-1], _BY_STEP)
+    if isinstance(error["input"], list | tuple) and any(
+        e["loc"][: len(union)] == union for e in errors
+    ):
+        problem, value = "not one of the known forms", error["input"]
+        return InputError(problem, field=field, value=value, allowed=_BY_STEP_ALLOWED, **where)
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         word = str(error["loc"][-1])

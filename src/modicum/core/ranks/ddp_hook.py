@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
-from modicum.core.ranks.exchange import refuse_sparse
 from modicum.core.ranks.matrix_exchange import MatrixExchange
 from modicum.core.ranks.pending_sums import PendingSums
+from modicum.core.ranks.sent_kinds import refuse_sparse
 
 BucketAnswer = torch.futures.Future[Tensor]
 

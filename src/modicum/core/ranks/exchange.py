@@ -8,11 +8,10 @@ the room `comm` binds to a context and gives one that sends fewer bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -101,40 +100,6 @@ class ExchangeContext:
         if self.hybrid is None or self.ranks.alone:
             return None
         return self.hybrid.mesh(self.device_type).get_group(REPLICATE)
-
-
-def refuse_complex(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Make sure that none of these parameters, or of these gradients of some, is complex.
-
-    Raises:
-        InputError: one is.
-
-    >>> refuse_complex([("weight", Tensor([1.0]))])
-    """
-    for name, tensor in named:
-        if tensor.is_complex():
-            raise InputError(
-                "complex parameters are not taken, as what is kept or sent of them is real and "
-                "would lose the imaginary part; train torch.view_as_real of it as the parameter",
-                field=name,
-            )
-
-
-def refuse_sparse(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Make sure that none of these gradients is sparse.
-
-    Raises:
-        InputError: one is.
-
-    >>> refuse_sparse([("weight", Tensor([1.0]))])
-    """
-    for name, gradient in named:
-        if gradient.layout != torch.strided:
-            raise InputError(
-                "its gradient is sparse, and exchanges of gradients send dense ones; give the "
-                "embedding sparse=False",
-                field=name,
-            )
 
 
 class Exchange(Protocol):

@@ -25,17 +25,12 @@ from modicum.core.contracts.state import View
 from modicum.core.errors import InputError
 from modicum.core.ranks.agreement import differing, same_model, same_terms, shape_terms
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.exchange import (
-    SHARD,
-    ExchangeContext,
-    refuse_complex,
-    refuse_sparse,
-    terms_of,
-)
+from modicum.core.ranks.exchange import SHARD, ExchangeContext, terms_of
 from modicum.core.ranks.layout import REPLICATE
 from modicum.core.ranks.observed_calls import label_of
 from modicum.core.ranks.one_rank import NOTHING_TRAVELS, warn_of_one_rank
 from modicum.core.ranks.pending_sums import Parts, PendingSums
+from modicum.core.ranks.sent_kinds import refuse_complex, refuse_sparse
 
 TensorShape = tuple[int, ...]
 # Calls that wait for nothing but the wire: an all-reduce needs no second buffer.
