@@ -29,6 +29,8 @@ def test_it_goes_with_methods_of_its_room_and_with_a_diagnosis() -> None:
         ({"comm": {"method": "c4"}}, r"stands in the section 'watchdog'"),
         ({"watchdog": {"method": "dear"}}, r"stands in the section 'comm'.*allowed: .*c4"),
         ({"watchdog": {"method": "c4", "slow_share": 0.0}}, "watchdog.slow_share: too small"),
+        ({"watchdog": {"method": "c4", "slow_share": 1.0}}, "watchdog.slow_share: too large"),
+        ({"watchdog": {"method": "c4", "silent_seconds": 2.9}}, "silent_seconds: too small"),
         ({"watchdog": {"method": "c4", "silent": 3}}, "unknown key"),
     ],
 )

@@ -390,5 +390,15 @@ def test_nothing_is_wrong_when_all_end_in_order() -> None:
     gone = [report(rank, process="dead", process_seconds=9.0, left=ENDED) for rank in range(4)]
     assert judged(*gone, now=100.0) == []
     waiting = report(0, 10, open=opened(9, 2.0))
-    (named,) = judged(waiting, *(report(rank, 9, left=ENDED) for rank in (1,)), now=0.0)
+    (named,) = judged(waiting, report(1, 9, process="dead", left=ENDED), now=0.0)
     assert named.sentence.startswith("rank 1 (host a) has ended, and others wait for it since 2 s")
+
+
+def test_who_lives_and_closed_its_watch_may_come_later() -> None:
+    waiting = report(0, 10, open=opened(9, 100.0))
+    assert judged(waiting, report(1, 9, left=ENDED), now=0.0) == []
+
+
+def test_who_ended_in_order_waits_for_nobody() -> None:
+    ended = report(0, 10, left=ENDED, open=opened(9, 100.0))
+    assert judged(ended, report(1, 9, process="dead", left=ENDED), now=0.0) == []

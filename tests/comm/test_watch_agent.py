@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from modicum.comm import watch_agent
 from modicum.comm.anomalies import DiagnosisLimits
-from modicum.comm.watch_agent import HostAgent
+from modicum.comm.watch_agent import VERDICT, HostAgent
 from modicum.core.errors import InputError
 from modicum.core.module_process import module_command
 from modicum.core.ranks.call_ring import ENDED, FAILED, RingWriter
@@ -145,7 +146,8 @@ def test_a_controller_that_is_silent_surprises_nobody_once_it_has_said_so(
     assert rank.wait(20) == (0 if over else -signal.SIGKILL)
     assert joined(thread)
     controller.close()
-    assert ("the controller next to rank 0" in capfd.readouterr().err) is not over
+    said = "rank 0 (host 127.0.0.1) gives no sign of life since"
+    assert (said in capfd.readouterr().err) is not over
 
 
 def test_the_longest_reports_of_many_ranks_arrive(begin: Begin, tmp_path: Path) -> None:
@@ -230,3 +232,35 @@ def test_the_agent_outlives_signals_to_all_processes_of_a_run(tmp_path: Path) ->
         ring.leave(ENDED)
         assert process.wait(20) == 0
     assert not (tmp_path / "a").exists()
+
+
+def test_who_reads_no_sentence_holds_up_no_verdict(begin: Begin, tmp_path: Path) -> None:
+    lost, left = (begin(tmp_path / "a", rank) for rank in range(2))
+    task = {"folder": str(tmp_path / "a"), "ranks": [0, 1], "size": 2, "limits": LIMITS}
+    task |= {"secret": "", "record": str(tmp_path / "record")}
+    task |= dict.fromkeys(("controller", "listen", "run"))
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(512))
+    os.set_blocking(writing, True)
+    with subprocess.Popen(
+        module_command("modicum.comm.watch_agent"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        start_new_session=True,
+    ) as process:
+        os.close(writing)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.close()
+        lost.kill()
+        try:
+            until((tmp_path / "a" / VERDICT).exists)
+        finally:
+            os.close(reading)
+        left.communicate(b"\n")
+        assert process.wait(20) == 0
+    assert json.loads((tmp_path / "record").read_bytes())["kind"] == "dead"

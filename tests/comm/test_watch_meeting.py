@@ -18,7 +18,13 @@ import torch.distributed as dist
 
 from modicum.comm import watch_meeting
 from modicum.comm.anomalies import DiagnosisLimits
-from modicum.comm.watch_meeting import WatchMeeting, _shared_memory, address_of, meeting_name
+from modicum.comm.watch_meeting import (
+    WatchMeeting,
+    _shared_memory,
+    _wrong_with,
+    address_of,
+    meeting_name,
+)
 from modicum.core.errors import InputError
 from modicum.core.ranks.call_ring import RING_BYTES
 
@@ -135,7 +141,21 @@ def test_what_breaks_before_the_agent_has_begun_leaves_no_folder(
         monkeypatch.setattr(os, "posix_fallocate", no_room, raising=False)
     if breaks == "the agent's process":
         monkeypatch.setattr(subprocess, "Popen", no_room)
-    with pytest.raises((KeyboardInterrupt, OSError)):
+    full = breaks == "the ring's file"
+    with pytest.raises(InputError if full else (KeyboardInterrupt, OSError)) as found:
         WatchMeeting(DiagnosisLimits(), {}, 1.0)
     assert [folder.parent for folder in said] == [tmp_path]
     assert list(tmp_path.iterdir()) == []
+    if full:
+        assert str(found.value).startswith(f"{tmp_path}: the ranks' calls cannot be written here")
+        assert "No space left on device; set TMPDIR to a folder with room" in str(found.value)
+
+
+def test_whether_a_record_can_be_added_to_is_seen_without_one(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    assert _wrong_with(str(record)) == _wrong_with("") == ""
+    assert not record.exists()
+    record.write_text("a line\n")
+    assert _wrong_with(str(record)) == ""
+    assert record.read_text() == "a line\n"
+    assert _wrong_with(str(tmp_path)) == "Is a directory"

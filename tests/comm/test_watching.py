@@ -81,6 +81,28 @@ def test_a_script_ends_with_four_and_one_sentence(tmp_path: Path) -> None:
     assert (named["ends"], ended["ends"]) == (False, True)
 
 
+LEAVING = """
+import torch, torch.distributed as dist
+import modicum.comm
+
+dist.init_process_group("gloo")
+modicum.comm.watch()
+works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(200)]
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.expensive
+def test_a_script_that_leaves_calls_open_ends_in_order(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LEAVING)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    processes = [
+        subprocess.Popen(command, env=os.environ | place | {"RANK": str(rank)}) for rank in range(2)
+    ]
+    assert [process.wait(150) for process in processes] == [0, 0]
+
+
 def batch(rank: int, step: int, what: str) -> None:
     if rank != 1 or step != 30:
         return
@@ -203,15 +225,43 @@ def test_ranks_agree_on_what_they_watch(pool: Pool) -> None:
         assert (watches, restored) == (False, True)
 
 
+def recorded(ranks: Ranks, record: str) -> str:
+    with pytest.raises(InputError) as refused:
+        modicum.comm.watch(record=record)
+    return str(refused.value)
+
+
+@pytest.mark.ranks
+def test_a_record_that_cannot_be_written_is_refused_at_every_rank(
+    pool: Pool, tmp_path: Path
+) -> None:
+    for said in pool.run(recorded, str(tmp_path / "nothing" / "record"), ranks=2):
+        assert said.startswith("record: cannot be written: No such file or directory (found: '/")
+
+
 def test_alone_nothing_is_watched() -> None:
     with modicum.comm.watch() as watched, watched.marked():
         assert watched.alone
         assert not observed()
 
 
-def test_bad_values_and_a_call_too_early_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="late_seconds: is no positive number"):
-        modicum.comm.watch(late_seconds=float("nan"))
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("late_seconds", float("nan"), "is no positive number"),
+        ("late_seconds", "30", "is no number"),
+        ("silent_seconds", None, "is no number"),
+        ("silent_seconds", 2.9, "is too short: .*3 or more"),
+        ("coming_seconds", True, "is no number"),
+        ("slow_share", 5, "is no share of an iteration"),
+    ],
+)
+def test_bad_values_are_refused(name: str, value: Any, problem: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: {problem}"):
+        modicum.comm.watch(**{name: value})
+
+
+def test_a_call_too_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="call watch after"):
@@ -222,6 +272,15 @@ def test_errors_of_peers_are_told_from_one_s_own() -> None:
     assert is_of_a_peer(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:3"))
     assert is_of_a_peer(PeerLost("gone"))
     assert not is_of_a_peer(RuntimeError("shapes do not fit"))
+
+
+def test_an_error_that_was_looked_at_is_read_as_before() -> None:
+    for words in ("no such row", "[gloo] Connection closed by peer [127.0.0.1]:3"):
+        with pytest.raises(RuntimeError) as found:
+            raise RuntimeError(words)
+        trace = found.value.__traceback__
+        is_of_a_peer(found.value)
+        assert found.value.__traceback__ is trace
 
 
 def watched_at(folder: Path) -> Watch:

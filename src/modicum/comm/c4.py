@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from modicum.comm.watchdog import RankWatchdog
 from modicum.comm.watching import COMING_SECONDS, Watch, watch
@@ -38,7 +41,7 @@ class C4(RankWatchdog):
     disturb for as long as that. C4P, which plans flows over paths, is not here.
 
     Args:
-        silent_seconds: without a sign of life, until the run is ended.
+        silent_seconds: without a sign of life, until the run is ended; three at least.
         late_seconds: for which others wait until a rank that lives is named; five times as long
             where it is marked as in no ordinary step, in the first calls, or holds the
             interpreter's lock.
@@ -68,9 +71,9 @@ class C4(RankWatchdog):
         slot="watchdog",
     )
 
-    silent_seconds: PositiveFloat = 8.0
+    silent_seconds: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 8.0
     late_seconds: PositiveFloat = 30.0
-    slow_share: PositiveFloat = 0.05
+    slow_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
 
     def watch(
         self,

@@ -136,7 +136,9 @@ class Judge:
             seconds = min(waited, now - self._resumed)
             seen = self._seen.by_rank[rank]
             report = seen.report
-            if report.left == ENDED and seconds > self._limits.stopped_seconds:
+            # One that lives may be in the call, or enter it yet: nobody watches it any more.
+            gone = report.left == ENDED and report.process == "dead"
+            if gone and seconds > self._limits.stopped_seconds:
                 found.append(self._anomaly("left", rank, now, seconds, ends=True))
             inside = self._seen.inside(report) is not None and rank not in circles
             if report.left or report.process != "running" or inside:

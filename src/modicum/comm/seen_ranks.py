@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from modicum.comm.slow_links import LinkMessages
 from modicum.comm.slowness import GroupCalls
+from modicum.core.ranks.call_ring import ENDED
 from modicum.core.ranks.observed_calls import MESSAGES, RECEIVE, SEND, is_link
 from modicum.core.ranks.rank_reports import MOST_GROUPS, DoneCall, OpenCall, RankReport
 
@@ -118,10 +119,13 @@ class SeenRanks:
         return None
 
     def waits(self, now: float) -> list[tuple[OpenCall, float, list[int]]]:
-        """Calls in which some rank is, for how long, and who has not issued them."""
+        """Calls in which some rank is, for how long, and who has not issued them.
+
+        Not of ranks that ended in order: what is open there as they end, they have given up.
+        """
         found = []
         for seen in self.by_rank.values():
-            for call in seen.report.open:
+            for call in seen.report.open if seen.report.left != ENDED else ():
                 group = self.groups.get(call.group)
                 members = group.members if group else ()
                 lacking = [rank for rank in members if self.lacks(rank, call)]

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import queue
 import select
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,6 +40,8 @@ GRACE_SECONDS = 3.0
 # After all ranks of this host have left: until the others' agents have, or a verdict has come; and
 # for one that waits for the verdict.
 FAREWELL_SECONDS = 6.0
+# At the end, for a sentence that nobody has read yet; and how many may wait.
+SAYING_SECONDS, MOST_SAID = 2.0, 100
 VERDICT = "verdict.json"
 
 
@@ -69,12 +74,14 @@ class HostAgent:
         self._record, self._run = (Path(path) if path else None for path in (record, run))
         self._line = AgentLine(*controller, secret, ranks) if controller else None
         self._judge = None if controller else Judge(self._limits)
+        self._judges = controller[0] if controller else ""  # at which address
         self._controller = Controller(listen, secret, size) if listen else None
         self.port = self._controller.port if self._controller else 0
         self._left: dict[int, int] = {}
         self._ticked = self._ended = 0.0
         self._looked, self._resumed = math.inf, -math.inf
         self._said, self._leaving = "", dict[int, float]()
+        self._speaker = _Speaker()
 
     def run(self) -> None:
         """Look at the ranks until they have ended, and as the one that judges until all have."""
@@ -99,6 +106,7 @@ class HostAgent:
             for line in (self._line, self._controller):
                 if line is not None:
                     line.close()
+            self._speaker.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _over(self, probe: RankProbe) -> bool:
@@ -162,15 +170,14 @@ class HostAgent:
         events = line.events()
         silent = 0.0 if line.over else now - max(line.heard, self._resumed)
         if not events and not self._ended and silent >= self._limits.silent_seconds:
-            where = "the controller next to rank 0"
-            lost = Anomaly("silent", 0, where, "", False, "", silent, ends=True, note=EITHER_END)
+            note = f"nothing comes from the process that watches there; {EITHER_END}"
+            lost = Anomaly("silent", 0, self._judges, "", False, "", silent, ends=True, note=note)
             events = [lost.as_json()]
         return events
 
     def _take(self, event: dict[str, Any]) -> None:
         """Say it, note it, and tell the ranks where the run is to end."""
-        with suppress(OSError):  # nobody reads any more
-            print(f"modicum: {event['sentence']}", file=sys.stderr, flush=True)
+        self._speaker.say(f"modicum: {event['sentence']}\n")
         if self._record is not None and self._judge is not None:
             with suppress(OSError), open(self._record, "a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")  # a full disk is no reason to be silent
@@ -193,6 +200,29 @@ class HostAgent:
             left = self._left.get(probe.rank) in (ENDED, FAILED, BEREFT)
             if probe.stopped or (late and not left):
                 probe.end()
+
+
+class _Speaker:
+    """Writes on standard error, by a thread of its own: a full pipe that nobody reads blocks it."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue(MOST_SAID)
+        self._thread = threading.Thread(target=self._write, name="modicum speaker", daemon=True)
+        self._thread.start()
+
+    def say(self, line: str | None) -> None:
+        with suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def close(self) -> None:
+        self.say(None)
+        self._thread.join(SAYING_SECONDS)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if sys.stderr is not None:
+                with suppress(OSError):  # nobody reads any more
+                    os.write(2, line.encode(errors="replace"))  # past locks that an exit waits for
 
 
 def main() -> None:

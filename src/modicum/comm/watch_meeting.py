@@ -12,8 +12,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
@@ -39,7 +39,7 @@ class WatchMeeting:
         begun: whether this process has started the agent, which removes the folder.
 
     Raises:
-        InputError: ranks differ.
+        InputError: ranks differ, rank 0's record cannot be written, or there is no room for rings.
         PeerLost: a rank does not come, or is gone.
     """
 
@@ -50,14 +50,19 @@ class WatchMeeting:
     ) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         with RollCall("how they are watched", rank, size, coming_seconds=coming_seconds) as call:
-            others = call.gather("host and limits", [_host(), asdict(limits)])
-            for other, (_, theirs) in enumerate(others):
+            record = "" if rank or "run" in files else files.get("record", "")
+            mine = [_host(), asdict(limits), record, _wrong_with(record)]
+            others = call.gather("host and limits", mine)
+            *_, record, wrong = others[0]
+            if wrong:
+                raise InputError(f"cannot be written: {wrong}", field="record", value=record)
+            for other, (_, theirs, *_) in enumerate(others):
                 if theirs != others[0][1]:
                     raise InputError(
                         f"rank {other} watches by {theirs}, and rank 0 by {others[0][1]}; give all "
                         "ranks the same values"
                     )
-            self._meet(call, [host for host, _ in others], limits, {} if rank else files)
+            self._meet(call, [host for host, *_ in others], limits, {} if rank else files)
 
     def _meet(
         self,
@@ -70,12 +75,15 @@ class WatchMeeting:
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         folder: str | None = None
         if rank == here[0]:
-            folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=_shared_memory(len(here)))
+            place = _shared_memory(len(here))
+            with _room_in(place or _temporary()):
+                folder = tempfile.mkdtemp(prefix="modicum-watch-", dir=place)
         try:
             if folder is not None:
                 call.tell("folder", folder)
             self.folder = Path(call.ask("folder", here[0])[0])
-            self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
+            with _room_in(self.folder.parent):
+                self.ring = RingWriter(self.folder / f"rank-{rank}.ring", rank)
             call.tell("ring")
             try:
                 if folder is not None:
@@ -191,6 +199,36 @@ def _shared_memory(rings: int) -> Path | None:
     if not (shared.is_dir() and os.access(shared, os.W_OK)):
         return None
     return shared if shutil.disk_usage(shared).free > 2 * rings * RING_BYTES else None
+
+
+@contextmanager
+def _room_in(folder: Path) -> Iterator[None]:
+    """Say that a folder has no room for rings, or that nothing can be written there."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the ranks' calls cannot be written here: {error.strerror}; set TMPDIR to a folder "
+            "with room, or watch nobody (`watchdog: null` in a recipe)",
+            file=folder,
+        ) from error
+
+
+def _temporary() -> Path:
+    return Path(tempfile.tempdir or os.environ.get("TMPDIR", "/tmp"))
+
+
+def _wrong_with(record: str) -> str:
+    """Why a file cannot be added to, if one is named; it is not made."""
+    there = os.path.exists(record)
+    try:
+        if record:
+            open(record, "ab").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    if record and not there:
+        os.unlink(record)
+    return ""
 
 
 def _host() -> str:

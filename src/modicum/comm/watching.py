@@ -20,6 +20,7 @@ from dataclasses import asdict
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,8 @@ from modicum.core.ranks.ranks import MEETING, PeerLost, peer_errors
 BEAT_SECONDS = 0.25
 # For how long ranks that may do other work before are waited for.
 COMING_SECONDS = MEETING.total_seconds()
+# Below that a host that another one hears of once a second would seem silent.
+LEAST_SILENT_SECONDS = 3.0
 # After an error that another rank's end has caused: until its name comes.
 VERDICT_SECONDS = 5.0
 _LIBRARIES = tuple(
@@ -67,15 +70,16 @@ def watch(
     Every rank calls it once, after `init_process_group`, before or after the model is wrapped. It
     sees the collectives of bare loops, DistributedDataParallel, FSDP2 and modicum, those of DTensor
     (a norm's in `clip_grad_norm_`) and of compiled code, and messages from one rank to another; not
-    what a CUDA graph plays again, symmetric memory, or messages of functional collectives. On each
-    host one process without torch looks at the ranks and prints what it finds on standard error: a
-    rank that is dead or failed, stopped, late (with the call that it has not entered, where it is
-    in the code, and since when), or slow in every iteration; a link between two ranks whose
-    messages take twice as long as before, or do not come; all links of a port, or between groups of
-    ranks, where all of them do. A dead rank ends the run at once, a stopped one, one of whose host
-    nothing is heard, or a link on which nothing comes, after `silent_seconds`: all ranks that are
-    left end with exit code 4. Under torchrun, which itself ends the others of a rank that died, the
-    sentence is printed all the same.
+    what a CUDA graph plays again, symmetric memory, messages of functional collectives,
+    `monitored_barrier`, `new_group`, or what is received from whoever sends (`recv` without a
+    source). On each host one process without torch looks at the ranks and prints what it finds on
+    standard error: a rank that is dead or failed, stopped, late (with the call that it has not
+    entered, where it is in the code, and since when), or slow in every iteration; a link between
+    two ranks whose messages take twice as long as before, or do not come; all links of a port, or
+    between groups of ranks, where all of them do. A dead rank ends the run at once, a stopped one,
+    one of whose host nothing is heard, or a link on which nothing comes, after `silent_seconds`:
+    all ranks that are left end with exit code 4. Under torchrun, which itself ends the others of a
+    rank that died, the sentence is printed all the same.
 
     A process alone is warned that nothing is watched.
 
@@ -84,17 +88,19 @@ def watch(
     run.
 
     Args:
-        silent_seconds: without a sign of life, until the run is ended.
+        silent_seconds: without a sign of life, until the run is ended; three at least.
         late_seconds: for which others wait until a rank that lives is named; five times as long
             where it is marked, in the first calls of a group, or holds the interpreter's lock.
         slow_share: of an iteration that the others wait for a rank, from which on it is slow.
-        record: a file to which rank 0's host adds what was found, a line of JSON each.
+        record: a file to which rank 0's host adds what was found, a line of JSON each. Its folder
+            must be there, but where `run` is given, whose folder that run makes.
         run: the `run.json` of a run, in which rank 0's host says why it was ended, where that is
             so and no process of it has said anything.
         coming_seconds: how long a rank may take until it calls this as well; then it is named.
 
     Raises:
-        InputError: there is no process group yet, a value is no positive number, or ranks differ.
+        InputError: there is no process group yet, a value is no positive number, or ranks differ;
+            `record` cannot be written, or there is no room for what ranks write.
         PeerLost: a rank does not come, or is gone.
 
     >>> with watch() as watched:  # alone there is nobody to wait for
@@ -103,8 +109,7 @@ def watch(
     """
     limits = DiagnosisLimits(silent_seconds, late_seconds, slow_share)
     for name, value in {**asdict(limits), "coming_seconds": coming_seconds}.items():
-        if not math.isfinite(value) or value <= 0:
-            raise InputError("is no positive number", field=name, value=value)
+        _check(name, value)
     if not (dist.is_available() and dist.is_initialized()):
         if rank_and_size()[1] > 1:
             raise InputError("call watch after torch.distributed.init_process_group")
@@ -185,7 +190,7 @@ class Watch(RunHook):
             self._ring.leave(FAILED, f"{type(error).__name__}: {error}".partition("\n")[0])
 
     def close(self) -> None:
-        """Watch this rank no more; the others are not surprised by its end."""
+        """Watch this rank no more; while its process lives, nobody is surprised that it is late."""
         if self.alone or self._closed.is_set() or self._forked:
             return
         self._ring.leave(ENDED)
@@ -249,10 +254,27 @@ class Watch(RunHook):
             self.fail(error)
 
 
+def _check(name: str, value: Any) -> None:
+    allowed = {"silent_seconds": f"{LEAST_SILENT_SECONDS:g} or more", "slow_share": "less than 1"}
+    problem = ""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        problem = "is no number"
+    elif not math.isfinite(value) or value <= 0:
+        problem = "is no positive number"
+    elif name == "silent_seconds" and value < LEAST_SILENT_SECONDS:
+        problem = "is too short: hosts hear of each other once a second"
+    elif name == "slow_share" and value >= 1:
+        problem = "is no share of an iteration"
+    if problem:
+        more = f", {allowed[name]}" if name in allowed else ""
+        raise InputError(problem, field=name, value=value, allowed=f"a number above 0{more}")
+
+
 def is_of_a_peer(error: BaseException) -> bool:
     """Whether an error says that another rank is gone."""
     if isinstance(error, PeerLost):
         return True
+    trace = error.__traceback__
     try:
         with peer_errors():
             raise error
@@ -260,6 +282,8 @@ def is_of_a_peer(error: BaseException) -> bool:
         return True
     except BaseException:
         return False
+    finally:
+        error.__traceback__ = trace  # people read it, and begin where they raised it
 
 
 def _place(frame: FrameType | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import torch.distributed as dist
 from pool import Pool
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from modicum.core.ranks.collectives import Collectives
-from modicum.core.ranks.observed_calls import MESSAGES, CallLog, observed
-from modicum.core.ranks.observed_groups import METHODS, observing
+from modicum.core.ranks.observed_calls import MESSAGES, CallLog, ObservedCall, observed
+from modicum.core.ranks.observed_groups import METHODS, _follow, observing, wait_for_ends
 from modicum.core.ranks.pretended_link import Link
 from modicum.core.ranks.ranks import Ranks
 
@@ -181,3 +183,47 @@ def test_alone_nothing_travels_and_nothing_is_seen() -> None:
     with observing(CallLog()) as log:
         Collectives(Ranks()).all_reduce(torch.ones(2), label="alone").wait()
     assert log.calls == []
+
+
+class Work:
+    """A call under way, whose end a test decides."""
+
+    def __init__(self) -> None:
+        self.future: Future[None] = Future()
+
+    def get_future(self) -> Future[None]:
+        return self.future
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_ends_waits_until_open_calls_have_ended(fails: bool) -> None:
+    work, call = Work(), ObservedCall(0, "barrier", "0", (0, 1), "", 0, 0.0, 0.0)
+    _follow(call, (), work)
+    waiting = threading.Thread(target=wait_for_ends, daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    if fails:
+        work.future.set_exception(RuntimeError("Connection closed by peer"))
+    else:
+        work.future.set_result(None)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert call.done is not fails
+
+
+def two_calls() -> None:
+    """In a default group that is made anew, so that its name is that of the last one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for _ in range(2):
+        dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+
+
+def test_in_a_group_that_is_made_anew_numbers_continue() -> None:
+    for _ in range(2):  # not those of before anybody observed
+        with observing(CallLog()) as log:
+            two_calls()
+            two_calls()
+        assert [call.sequence for call in log.calls] == [0, 1, 2, 3]
+        assert len({call.group for call in log.calls}) == 1

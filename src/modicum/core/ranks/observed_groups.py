@@ -6,10 +6,10 @@ message that one rank sends to another (`dist.send`, `isend`, `batch_isend_irecv
 not what is received from whoever sends. Tensors and orders are left as they are, so results are the
 same to the bit, and afterwards nothing is wrapped.
 
-Not seen are: what a CUDA graph plays again; messages of functional collectives (`isend`, `irecv`);
-`all_gather_into_tensor_out` of these, which compilers alone call, before torch 2.14; operators of
-symmetric memory; and functional collectives on other devices than processors and CUDA, or of a
-group that is written in Python.
+Not seen are: `monitored_barrier` and `new_group`; what a CUDA graph plays again; messages of
+functional collectives (`isend`, `irecv`); `all_gather_into_tensor_out` of these, which compilers
+alone call, before torch 2.14; operators of symmetric memory; and functional collectives on other
+devices than processors and CUDA, or of a group that is written in Python.
 
     with observing(CallLog()) as log:
         dist.all_reduce(tensor)
@@ -23,7 +23,9 @@ used. The buffers that DDP broadcasts before a forward pass are one call.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 from torch import Tensor
@@ -87,9 +89,12 @@ Observer = TypeVar("Observer", bound=CallObserver)
 _originals: dict[tuple[type, str], Any] = {}
 _endings: list[Callable[[], None]] = []
 _groups: WeakKeyDictionary[Any, _SeenGroup] = WeakKeyDictionary()
+_known: dict[tuple[str, tuple[int, ...]], _SeenGroup] = {}  # by name and members
 _works: WeakKeyDictionary[Any, tuple[ObservedCall, tuple[CallObserver, ...]]] = WeakKeyDictionary()
 # By model: in C++ a group written in Python is none once nothing in Python refers to it.
 _reducers: WeakKeyDictionary[DistributedDataParallel, ForwardingGroup] = WeakKeyDictionary()
+# What threads of backends call at the ends of calls; each is gone once it was called.
+_ends: WeakSet[partial[None]] = WeakSet()
 _lock = threading.Lock()
 
 
@@ -138,6 +143,7 @@ def observing(observer: Observer) -> Iterator[Observer]:
 def begin_observing(observer: CallObserver) -> None:
     """Show `observer` every call from here on."""
     if not observed():
+        _known.clear()  # a group that is gone may have been observed by some of its ranks alone
         _see_groups(see=True)
     listed(observer, seeing=True)
 
@@ -160,6 +166,8 @@ def _see_groups(*, see: bool) -> None:
             set_reducer_group(model, model.process_group)
         _reducers.clear()
         return
+    atexit.unregister(wait_for_ends)
+    atexit.register(wait_for_ends)
     for name, (kind, given) in METHODS.items():
         if hasattr(dist.ProcessGroup, name):
             _wrap(dist.ProcessGroup, name, partial(_recorded, kind, given))
@@ -216,7 +224,9 @@ def _record(group: Any, kind: str, tensors: Iterable[Tensor], values: list[Any])
 def _seen_group(group: Any) -> _SeenGroup:
     seen = _groups.get(group)
     if seen is None:
-        seen = _groups[group] = _SeenGroup(group)
+        fresh = _SeenGroup(group)
+        # After `destroy_process_group` names are given again; then the count of calls continues.
+        seen = _groups[group] = _known.setdefault((fresh.name, fresh.members), fresh)
     return seen
 
 
@@ -286,18 +296,35 @@ def _follow(
         return
     _works[work] = (call, seeing)
 
-    def ended(future: Any) -> None:
-        with suppress(Exception):  # one that failed has not ended
-            future.value()
-            show_ended(call, seeing)
-
     if group is not None and not group.has_futures:
         return
+    ended = partial(_note_end, call, seeing)
     try:
+        _ends.add(ended)
         work.get_future().add_done_callback(ended)
     except RuntimeError:  # a backend that has none; then waiting for it is its end
         if group is not None:
             group.has_futures = False
+
+
+def _note_end(call: ObservedCall, seeing: tuple[CallObserver, ...], future: Any) -> None:
+    with suppress(Exception):  # one that failed has not ended
+        future.value()
+        show_ended(call, seeing)
+
+
+def wait_for_ends() -> None:
+    """Wait for calls that have not ended, as a process that ends does where nobody observes.
+
+    A backend's thread that notes an end when the interpreter is gone would abort the process.
+    """
+    open_calls = True
+    while open_calls:
+        open_calls = bool(_ends)
+        time.sleep(0.01)  # once more after the last: its thread is about to leave Python
+
+
+os.register_at_fork(after_in_child=_ends.clear)  # no thread is there that would call them
 
 
 def _waited(original: Any) -> Any:
