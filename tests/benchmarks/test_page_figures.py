@@ -72,7 +72,10 @@ def test_figures_of_several_machines_are_the_committed_ones() -> None:
     first, second, third = (f"{each['megabits']:.0f}" for each in ratios)
     assert f"on links of {first}, {second} and {third} Mb/s" in text
     above = max(each["loss_off"] for each in ratios)
-    assert f"its loss after these steps was {above:.1%}".replace("%", " %") in text
+    settings = result("comm_auto")["settings"]
+    assert f"ACP-SGD and PowerSGD had rank {settings['run']['rank']}, it took ACP-SGD" in text
+    said = f"its loss after {settings['steps']} steps was {above:.1%}"
+    assert said.replace("%", " %") in text
     cost = result("diagnosis")["parts"]["ports"]["step watched over step not watched, in a ring"]
     longer = f"{cost['median'] - 1:.1%}".replace("%", " %")
     assert f"took {longer} longer in the median of {cost['count']} pairs" in text
