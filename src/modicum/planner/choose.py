@@ -125,8 +125,9 @@ class Room:
             return (*prediction.ledger.by_phase().values(), prediction.peak_before)
         expected = sum(self.record.kept_where(recompute=prediction.choice.recompute)) / 2
         before = sum(self.record.kept) / 2
-        sizes = prediction.process_by_phase(
-            self.base, expected, before=before, loaded_last=self.loaded_last
+        sizes = (
+            *prediction.process_by_phase(self.base, expected),
+            prediction.process_before(self.base - self.loaded_last, before),
         )
         return tuple(with_headroom(size, self.base) for size in sizes)
 

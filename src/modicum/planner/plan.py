@@ -111,8 +111,9 @@ class Plan:
             least + place * (most - least)
             for least, most in (self.record.kept_where(recompute=again), self.record.kept)
         )
-        return self.prediction.process_bytes(
-            self.process_base, kept, staged=staged, before=before, loaded_last=self.loaded_last
+        return max(
+            self.prediction.process_bytes(self.process_base, kept, staged=staged),
+            self.prediction.process_before(self.process_base - self.loaded_last, before),
         )
 
     @property

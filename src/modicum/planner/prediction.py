@@ -150,49 +150,29 @@ class Prediction:
         """Bytes in tensors that come and go and are not mapped on their own, in the worst phase."""
         return _small(self.ledger)
 
-    def process_bytes(
-        self,
-        base: int,
-        kept: float,
-        *,
-        staged: bool = True,
-        before: float | None = None,
-        loaded_last: int = 0,
-    ) -> int:
-        """The process's resident size at its largest.
+    def process_bytes(self, base: int, kept: float, *, staged: bool = True) -> int:
+        """The process's resident size at an update's largest.
 
         Args:
             base: what it holds before the first tensor.
             kept: bytes that the allocator keeps next to each byte of tensors that come and go.
             staged: whether a checkpoint is still being written then, from a copy of the state.
-            before: what is kept before the first update, where no block runs again; None: as much.
-            loaded_last: what of `base` is loaded for the first update alone.
         """
-        phases = self.process_by_phase(
-            base, kept, staged=staged, before=before, loaded_last=loaded_last
-        )
-        return max(phases)
+        return max(self.process_by_phase(base, kept, staged=staged))
 
-    def process_by_phase(
-        self,
-        base: int,
-        kept: float,
-        *,
-        staged: bool = True,
-        before: float | None = None,
-        loaded_last: int = 0,
-    ) -> tuple[int, ...]:
-        """The same, for each phase in which large tensors come and go, and before the first update.
+    def process_by_phase(self, base: int, kept: float, *, staged: bool = True) -> tuple[int, ...]:
+        """The same, for each phase in which large tensors come and go.
 
         Of what comes and goes, small blocks take what they took in their worst phase: the C library
         keeps those pages when they are free, and with holes between them. A large tensor is mapped
         on its own, and given back when it is free. What is always there has no holes.
         """
-        host, first = self.host_bytes if staged else 0, kept if before is None else before
-        return (
-            *(base + host + each for each in _resident(self.ledger, kept)),
-            base - loaded_last + max(_resident(self.before, first)),
-        )
+        host = self.host_bytes if staged else 0
+        return tuple(base + host + each for each in _resident(self.ledger, kept))
+
+    def process_before(self, base: int, kept: float) -> int:
+        """The same before the first update, where no block runs again and nothing is staged."""
+        return base + max(_resident(self.before, kept))
 
 
 def _resident(ledger: Ledger, kept: float) -> list[int]:
