@@ -10,13 +10,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from modicum.core.errors import InputError, Interrupted, ModicumError
 from modicum.core.machine import identity, record
 from modicum.core.machine.probe_line import RUNS, runs_of
-from modicum.core.machine.record import MachineRecord, ProbeFailed, machine_record, remembered
+from modicum.core.machine.record import (
+    MachineRecord,
+    OtherRuns,
+    ProbeFailed,
+    Reads,
+    machine_record,
+    remembered,
+)
 from modicum.trainer import probe
 
 # It measures nothing, and counts how often it was asked.
@@ -30,13 +38,15 @@ parts = {
     "every": {"loaded_bytes": 7_000_000, "compiler_bytes": 5_000_000, "kept": [0.01, 0.05],
         "efficiency": 0.6, "half_efficiency": 2.4, "with_tokenizer_bytes": 6_000_000,
         "without_gradients_bytes": 3_000_000},
-    "no text": {"without_text_bytes": 5_500_000, "without_text_kept": [0.4, 0.5]},
+    "images": {"images": {"loaded_bytes": 5_500_000, "kept": [0.4, 0.5], "efficiency": 0.5}},
+    "sequences": {"sequences": {"loaded_bytes": 5_200_000, "kept": [0, 1], "efficiency": 0.3}},
     "recomputation": {"kept_again": [0.2, 0.3]},
     "compiled": {"compiled_bytes": 800_000},
 }
 found = [figures for part, figures in parts.items() if part in sys.argv]
 print(json.dumps({name: value for figures in found for name, value in figures.items()}))
 """
+IMAGES = {"loaded_bytes": 5_500_000, "kept": [0.4, 0.5], "efficiency": 0.5}
 FIGURES = {
     "loaded_bytes": 7_000_000,
     "compiler_bytes": 5_000_000,
@@ -44,11 +54,11 @@ FIGURES = {
     "efficiency": 0.6,
     "half_efficiency": 2.4,
     "with_tokenizer_bytes": 6_000_000,
-    "without_text_bytes": 5_500_000,
-    "without_text_kept": [0.4, 0.5],
     "kept_again": [0.2, 0.3],
     "without_gradients_bytes": 3_000_000,
     "compiled_bytes": 800_000,
+    "images": IMAGES,
+    "sequences": {"loaded_bytes": 5_200_000, "kept": [0, 1], "efficiency": 0.3},
     "when": "then",
 }
 
@@ -103,50 +113,58 @@ def test_what_is_loaded_already_is_not_counted_again(monkeypatch):
 def test_a_run_loads_and_keeps_what_runs_that_read_the_same_do(monkeypatch):
     monkeypatch.setattr(record, "compiler_is_loaded", lambda: True)
     made = machine_record(say=quiet)
-    found = {reads: made.of_run(reads) for reads in ("new tokenizer", "tokenizer", "no text")}
+    found = {reads: made.of_run(reads) for reads in get_args(Reads)}
     loaded = {reads: (each.loaded_bytes, each.still_loaded()) for reads, each in found.items()}
     assert loaded == {
         "new tokenizer": (7_000_000, 2_000_000),
         "tokenizer": (6_000_000, 1_000_000),
-        "no text": (5_500_000, 500_000),
+        "images": (5_500_000, 500_000),
+        "sequences": (5_200_000, 200_000),
     }
-    assert [each.kept for each in found.values()] == [(0.01, 0.05), (0.01, 0.05), (0.4, 0.5)]
+    assert [each.kept for each in found.values()] == [
+        (0.01, 0.05),
+        (0.01, 0.05),
+        (0.4, 0.5),
+        (0, 1),
+    ]
     again = [each.kept_where(recompute=True) for each in found.values()]
-    assert again == [(0.2, 0.3), (0.2, 0.3), (0.4, 0.5)]
+    assert again == [(0.2, 0.3), (0.2, 0.3), (0.4, 0.5), (0, 1)]
+    rates = [(each.efficiency, each.efficiency_in(half=True)) for each in found.values()]
+    assert rates == [(0.6, 2.4), (0.6, 2.4), (0.5, 2.0), (0.3, 1.2)]
     assert made.kept_where(recompute=False) == (0.01, 0.05)
     # Where there are no gradients nothing loads the compiler; where it is there already, it stays.
-    forward = made.of_run("no text", gradients=False)
+    forward = made.of_run("images", gradients=False)
     assert (forward.still_loaded(), forward.kept) == (3_000_000, (0.4, 0.5))
     # A profile of another machine does not say.
     assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("tokenizer", gradients=False).loaded_bytes == 7
-    assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("no text") == MachineRecord(7, (0.1, 0.2), 0.5)
+    assert MachineRecord(7, (0.1, 0.2), 0.5).of_run("images") == MachineRecord(7, (0.1, 0.2), 0.5)
 
 
 def test_what_few_runs_need_is_measured_when_one_of_them_does(folder, monkeypatch, capsys):
     made = machine_record()
-    assert (made.kept_again, made.without_text_bytes) == (None, None)
+    assert (made.kept_again, made.images, made.sequences) == (None, None, None)
     assert made.kept_where(recompute=True) == made.kept_where(recompute=True) == (0.2, 0.3)
-    assert made.of_run("no text").loaded_bytes == 5_500_000
+    assert made.of_run("images").loaded_bytes == 5_500_000
     # An earlier reading learns of it as well, as does another process.
-    assert made.of_run("no text").kept_where(recompute=True) == (0.4, 0.5)
+    assert made.of_run("images").kept_where(recompute=True) == (0.4, 0.5)
     compiled = made.of_run("tokenizer", compiled=True)
     assert compiled.loaded_bytes == made.of_run("tokenizer").loaded_bytes + 800_000
     forget(monkeypatch)
-    found = machine_record(parts=["recomputation", "no text", "compiled"])
-    assert (found.kept_again, found.without_text_bytes) == ((0.2, 0.3), 5_500_000)
+    found = machine_record(parts=["recomputation", "images", "compiled"])
+    assert (found.kept_again, found.images) == ((0.2, 0.3), OtherRuns(5_500_000, (0.4, 0.5), 0.5))
     assert (found.loaded_bytes, found.when) == (made.loaded_bytes, made.when)
     words = [line.split("[")[1] for line in (folder / "asked").read_text().splitlines()]
     assert words == [
         "'cpu', 'every']",
         "'cpu', 'recomputation', '--loaded=7000000']",
-        "'cpu', 'no text', '--loaded=7000000']",
+        "'cpu', 'images', '--loaded=7000000']",
         "'cpu', 'compiled', '--loaded=7000000']",
     ]
     said = capsys.readouterr().err.splitlines()
     assert said[1:] == [
         "modicum: Measuring more of this machine, once: a run whose blocks run again in the "
         "backward pass; it takes seconds on a fast processor, minutes on a slow one.",
-        "modicum: Measuring more of this machine, once: a run that reads no text; it takes "
+        "modicum: Measuring more of this machine, once: a run on images; it takes "
         "seconds on a fast processor, minutes on a slow one.",
         "modicum: Measuring more of this machine, once: a run whose blocks are compiled; it takes "
         "seconds on a fast processor, minutes on a slow one.",
@@ -154,16 +172,16 @@ def test_what_few_runs_need_is_measured_when_one_of_them_does(folder, monkeypatc
 
 
 def test_parts_that_are_named_are_measured_at_once(folder):
-    made = machine_record(parts=["no text"], say=quiet)
-    assert made.has(["no text"])
+    made = machine_record(parts=["images"], say=quiet)
+    assert made.has(["images"])
     assert not made.has(["recomputation"])
-    assert (folder / "asked").read_text().endswith("['cpu', 'every', 'no text']\n")
+    assert (folder / "asked").read_text().endswith("['cpu', 'every', 'images']\n")
 
 
 def test_a_record_that_is_given_measures_nothing(folder):
     given = MachineRecord(7, (0.1, 0.2), 0.5)
     assert given.kept_where(recompute=True) == (0.1, 0.2)
-    assert given.with_part("no text") is given
+    assert given.with_part("images") is given
     assert asked(folder) == 0
 
 
@@ -188,11 +206,11 @@ def test_it_is_measured_anew_when_asked_to(folder, capsys):
         json.dumps({"record": FIGURES | {"compiler_bytes": 8_000_000}}),
         json.dumps({"record": FIGURES | {"half_efficiency": 0}}),
         json.dumps({"record": FIGURES | {"with_tokenizer_bytes": 4_000_000}}),
-        json.dumps({"record": FIGURES | {"without_text_bytes": -1}}),
+        json.dumps({"record": FIGURES | {"images": IMAGES | {"loaded_bytes": -1}}}),
         json.dumps({"record": FIGURES | {"without_gradients_bytes": -1}}),
-        json.dumps({"record": FIGURES | {"without_text_kept": [float("nan")] * 2}}),
-        json.dumps({"record": FIGURES | {"without_text_kept": 0.4}}),
-        json.dumps({"record": FIGURES | {"without_text_bytes": None}}),
+        json.dumps({"record": FIGURES | {"sequences": IMAGES | {"kept": [float("nan")] * 2}}}),
+        json.dumps({"record": FIGURES | {"images": IMAGES | {"efficiency": 0}}}),
+        json.dumps({"record": FIGURES | {"images": {"loaded_bytes": 1}}}),
         json.dumps({"record": FIGURES | {"kept": [0.5, 0.1]}}),
         json.dumps({"record": FIGURES | {"kept": [0.1]}}),
         json.dumps({"record": FIGURES | {"kept_again": [0.3, 0.2]}}),
@@ -254,7 +272,6 @@ def test_an_accelerator_has_a_record_of_its_own_by_its_name(folder, monkeypatch)
 
 
 ASK = """
-import sys
 from modicum.core.machine import record
 record.PROBE = "fake_probe"
 print(record.machine_record().when)
@@ -346,7 +363,7 @@ def test_the_probe_finds_what_this_process_finds_and_no_more(folder, tmp_path, m
 
 
 def test_a_process_that_cannot_be_started_is_one_error(monkeypatch):
-    monkeypatch.setattr(record.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(ProbeFailed, match="no process could be started"):
         machine_record(say=quiet)
 
@@ -443,7 +460,7 @@ def test_the_probe_has_as_many_parts_as_the_line_says(tmp_path, monkeypatch):
         return figures | {"small": float(len(names))}
 
     monkeypatch.setattr(probe, "_alone", alone)
-    for parts in (["every"], ["no text"], ["recomputation"], list(RUNS)):
+    for parts in (["every"], ["images"], ["sequences"], ["recomputation"], list(RUNS)):
         names.clear()
         probe._figures(tmp_path, "cpu", parts)
         assert len(names) == len(set(names)) == runs_of(parts)

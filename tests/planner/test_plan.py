@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modicum.core.errors import DoesNotFit, InputError
-from modicum.core.machine.record import MachineRecord
+from modicum.core.machine.record import MachineRecord, OtherRuns
 from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
@@ -152,8 +152,8 @@ def test_blocks_that_run_again_leave_more_between_the_places_of_what_they_work_i
 def test_what_a_run_loads_and_keeps_is_that_of_runs_that_read_the_same(new, monkeypatch):
     measured = MachineRecord(
         30_000_000, (0.02, 0.1), 0.5, with_tokenizer_bytes=20_000_000,
-        without_text_bytes=10_000_000, without_text_kept=(0.5, 0.6),
-        without_gradients_bytes=5_000_000,
+        without_gradients_bytes=5_000_000, images=OtherRuns(10_000_000, (0.5, 0.6), 0.25),
+        sequences=OtherRuns(11_000_000, (0.0, 0.0), 0.1),
     )  # fmt: skip
     monkeypatch.setattr("modicum.planner.planning.machine_record", lambda device: measured)
     text = plan(new())
@@ -163,6 +163,8 @@ def test_what_a_run_loads_and_keeps_is_that_of_runs_that_read_the_same(new, monk
     images = plan(Recipe(task={"method": "images", "images": 64, "held_out": 16}))
     assert images.process_base == 260_000_000
     assert images.record.kept == (0.5, 0.6)
+    sequences = plan(Recipe(task={"method": "sequences", "sequences": 64, "held_out": 16}))
+    assert (sequences.process_base, sequences.record.efficiency) == (261_000_000, 0.1)
     prediction = images.prediction
     grown = prediction.process_bytes(0, 0.0, staged=False) + round(0.5 * prediction.small_bytes)
     assert images.process_range[0] - images.process_base == pytest.approx(grown, abs=2)

@@ -37,15 +37,16 @@ def show_machine(*, again: bool, as_json: bool) -> None:
         return
     kept = [record.kept_where(recompute=again) for again in (False, True)]
     said = [f"{least:.2f} to {most:.2f}" for least, most in kept]
-    loaded = [record.of_run(reads).loaded_bytes for reads in ("tokenizer", "no text")]
+    loaded = [record.of_run(reads).loaded_bytes for reads in ("tokenizer", "images", "sequences")]
     loaded.append(record.of_run("tokenizer", gradients=False).loaded_bytes)
     table(
         ("Measured", "", ""),
         [
             ("loaded", format_bytes(record.loaded_bytes), "by a run after it was planned"),
             ("", format_bytes(loaded[0]), "the same, where a tokenizer is there"),
-            ("", format_bytes(loaded[1]), "the same, where no text is read"),
-            ("", format_bytes(loaded[2]), "the same, without a backward pass"),
+            ("", format_bytes(loaded[1]), "the same, on images"),
+            ("", format_bytes(loaded[2]), "the same, on sequences"),
+            ("", format_bytes(loaded[3]), "the same, without a backward pass"),
             ("", format_bytes(record.compiled_bytes or 0), "more, where blocks are compiled"),
             ("kept", said[0], "bytes next to a byte of tensors at the peak"),
             ("", said[1], "the same, where blocks run again in the backward pass"),

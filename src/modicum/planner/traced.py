@@ -11,7 +11,7 @@ from typing import Any
 from modicum.core.contracts.ledger import Ledger, ModelQuery
 from modicum.core.errors import InputError
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.machine.record import tell
+from modicum.core.machine.turn import tell
 from modicum.models.traced_cache import StoredLedgers, TraceFailed
 from modicum.models.traced_ledger import TracedLedgers
 from modicum.recipe import Recipe

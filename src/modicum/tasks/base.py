@@ -83,8 +83,8 @@ class Inputs:
 
     @property
     def reads(self) -> Reads:
-        """What of text the run reads: what it comes to hold depends on that."""
-        return "no text"
+        """What the run reads: what it comes to hold depends on that."""
+        raise NotImplementedError
 
 
 B = TypeVar("B", bound=AnyBatch)

@@ -14,6 +14,7 @@ from torch import Tensor
 from modicum.core.contracts.ledger import ModelQuery
 from modicum.core.contracts.method import Info, Method, NonNegativeFloat, PositiveInt
 from modicum.core.errors import InputError
+from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
@@ -82,6 +83,15 @@ class SequenceClasses(Method):
         return SequenceTask(self)
 
 
+class SequenceInputs(Inputs):
+    """A recipe's net and sequences, looked at."""
+
+    @property
+    def reads(self) -> Reads:
+        """Sequences."""
+        return "sequences"
+
+
 class SequenceTask(Task[RecurrentNet, SequenceBatch, Inputs]):
     """Cross-entropy of a sequence's class at its last step, in nats, and the right answers."""
 
@@ -121,7 +131,8 @@ class SequenceTask(Task[RecurrentNet, SequenceBatch, Inputs]):
                 )
             config = found
         count = DIGITS if self.digits else asked.sequences + asked.held_out
-        return Inputs(config, folder, f"{count} sequences of {self.length} steps ({asked.data})")
+        described = f"{count} sequences of {self.length} steps ({asked.data})"
+        return SequenceInputs(config, folder, described)
 
     def _check(self) -> None:
         asked = self.asked

@@ -2,13 +2,14 @@
 
 Each run has a process of its own, which does all that a run does. Of two sizes, what grows with
 tensors is distinguished from what does not: modules and kernels that are loaded when they are first
-used, and what a tokenizer leaves behind. A small run with a tokenizer that is there, and two on
-images, show what that is where none is trained, and one without a backward pass what it is then.
-The others show what the allocator keeps next to tensors in bf16, where weights are frozen, and
-where blocks run again: each then leaves its input between the places of what it works in. Runs on
-images, blocks that run again and compiled ones are parts of their own, measured when they are
-named. On an accelerator, where forecasts are of tensors alone, one run shows how fast it is. The
-figures are a line of JSON on standard output, for `modicum.core.machine.record`.
+used, and what a tokenizer leaves behind. A small run with a tokenizer that is there, and some on
+images and on sequences, show what that is where none is trained, and one without a backward pass
+what it is then. The others show what the allocator keeps next to tensors in bf16, where weights are
+frozen, and where blocks run again: each then leaves its input between the places of what it works
+in. Runs on images and on sequences, blocks that run again and compiled ones are parts of their own,
+measured when they are named. On an accelerator, where forecasts are of tensors alone, one run shows
+how fast it is. The figures are a line of JSON on standard output, for
+`modicum.core.machine.record`.
 """
 
 from __future__ import annotations
@@ -89,15 +90,15 @@ def _figures(folder: Path, device: str, parts: Sequence[str], loaded: int = 0) -
         return {
             "loaded_bytes": 0,
             "with_tokenizer_bytes": 0,
-            "without_text_bytes": 0,
             "without_gradients_bytes": 0,
             "compiled_bytes": 0,
-            "without_text_kept": [0.0, 0.0],
             "compiler_bytes": 0,
             "kept": [0.0, 0.0],
             "kept_again": [0.0, 0.0],
             "efficiency": full["efficiency"],
             "half_efficiency": half["efficiency"],
+            # Nothing else is known of them there.
+            **dict.fromkeys(("images", "sequences"), _others(0, [0.0], full)),
         }
     half_model = {**_MODEL, "width": _alone(folder / "half", _half_width)["width"]}
     found: dict[str, Any] = {}
@@ -106,8 +107,10 @@ def _figures(folder: Path, device: str, parts: Sequence[str], loaded: int = 0) -
         loaded = found["loaded_bytes"]
     if "recomputation" in parts:
         found |= _recomputation(folder, half_model, loaded)
-    if "no text" in parts:
-        found |= _no_text(folder)
+    if "images" in parts:
+        found |= _on_images(folder)
+    if "sequences" in parts:
+        found |= _on_sequences(folder)
     if "compiled" in parts:
         found |= _compiled(folder)
     return found
@@ -155,16 +158,32 @@ def _recomputation(folder: Path, half_model: dict[str, Any], loaded: int) -> dic
     return {"kept_again": [min(again), max(again)]}
 
 
-def _no_text(folder: Path) -> dict[str, Any]:
-    """What a run on images loads and keeps."""
+def _on_images(folder: Path) -> dict[str, Any]:
+    """What a run on images loads and keeps, and its speed."""
     turns = _TURNS if _budget is None else 1
     few, *several = (
         _alone(folder / f"images-{number}", partial(_run, recipe=_images(rows)))
         for number, rows in enumerate((16, *(160,) * turns))
     )
     _, loaded = _line(few, sorted(several, key=_beyond)[turns // 2])
-    kept = [_line(few, each)[0] for each in several]
-    return {"without_text_bytes": loaded, "without_text_kept": [min(kept), max(kept)]}
+    return {"images": _others(loaded, [_line(few, each)[0] for each in several], several[-1])}
+
+
+def _on_sequences(folder: Path) -> dict[str, Any]:
+    """The same of a run on sequences. States of one step are small, and all of a wide net's are
+    mapped on their own."""
+    few, narrow, wide = (
+        _alone(folder / f"sequences-{rows}-{width}", partial(_run, recipe=_sequences(rows, width)))
+        for rows, width in ((16, 256), (1024, 256), (1024, 512))
+    )
+    kept = [_line(few, each)[0] for each in (narrow, wide)]
+    return {"sequences": _others(max(0, round(_beyond(few))), kept, wide)}
+
+
+def _others(loaded: int, kept: Sequence[float], run: dict[str, Any]) -> dict[str, Any]:
+    """See `OtherRuns`."""
+    ends = [min(kept), max(kept)]
+    return {"loaded_bytes": loaded, "kept": ends, "efficiency": run["efficiency"]}
 
 
 def _compiled(folder: Path) -> dict[str, Any]:
@@ -292,6 +311,16 @@ def _without_gradients(model: dict[str, Any]) -> Recipe:
 def _images(rows: int) -> Recipe:
     return Recipe(
         task={"method": "images", **_IMAGES},
+        training=_training(rows, "fp32", "cpu"),
+        evaluation={"rows": 4},
+        checkpoint={"asynchronous": False},
+    )
+
+
+def _sequences(rows: int, width: int) -> Recipe:
+    shape = {"sequences": rows, "held_out": 16, "length": 16, "width": width}
+    return Recipe(
+        task={"method": "sequences", **shape},
         training=_training(rows, "fp32", "cpu"),
         evaluation={"rows": 4},
         checkpoint={"asynchronous": False},

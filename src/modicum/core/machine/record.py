@@ -11,12 +11,10 @@ need is measured when the first of them is planned.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,25 +33,42 @@ from modicum.core.machine.identity import (
     why_again,
 )
 from modicum.core.machine.probe_line import probe_line, runs_of
+from modicum.core.machine.turn import tell, turn
 from modicum.core.module_process import RUN_MODULE
 from modicum.core.torch_compiler import compiler_is_loaded
 
 # Runs in a process of its own: it trains, and what trains stands far above this file.
 PROBE = "modicum.trainer.probe"
-Reads = Literal["new tokenizer", "tokenizer", "no text"]
-"""What of text a run reads: all, to train its tokenizer on it; with one that is there; nothing."""
-RecordPart = Literal["recomputation", "no text", "compiled"]
+Reads = Literal["new tokenizer", "tokenizer", "images", "sequences"]
+"""What a run reads: text, to train its tokenizer on it or with one that is there; or other data."""
+RecordPart = Literal["recomputation", "images", "sequences", "compiled"]
 """What is measured when a run first needs it."""
 # The figure that tells whether it was measured, and of which runs it is.
 _PARTS: dict[RecordPart, tuple[str, str]] = {
     "recomputation": ("kept_again", "whose blocks run again in the backward pass"),
-    "no text": ("without_text_bytes", "that reads no text"),
+    "images": ("images", "on images"),
+    "sequences": ("sequences", "on sequences"),
     "compiled": ("compiled_bytes", "whose blocks are compiled"),
 }
 
 
 class ProbeFailed(ModicumError):
     """The process that measures the machine failed."""
+
+
+@dataclass(frozen=True)
+class OtherRuns:
+    """What was measured of runs that read no text.
+
+    Attributes:
+        loaded_bytes: as `MachineRecord` has it of runs on text.
+        kept: the same, in runs of several sizes or at several times.
+        efficiency: the same, in fp32.
+    """
+
+    loaded_bytes: int
+    kept: tuple[float, float]
+    efficiency: float
 
 
 @dataclass(frozen=True)
@@ -64,11 +79,8 @@ class MachineRecord:
         loaded_bytes: what a process comes to hold, tensors aside, after its plan was made: modules
             that are loaded when they are first used, the tokenizer that it trains, kernels' code.
         with_tokenizer_bytes: the same of a run whose tokenizer is there; None: not measured.
-        without_text_bytes: the same of a run that reads no text, but images; None: not measured.
         without_gradients_bytes: the same of a run whose updates need no gradients: nothing loads
             the compiler, or kernels of a backward pass; None: not measured.
-        without_text_kept: of a run that reads no text, the least and the most that was kept next to
-            a byte of tensors that come and go: in one run at several times; None: not measured.
         compiler_bytes: what of it are torch's compiler and what that imports. The first optimizer
             loads them; models of transformers do so before the plan is made.
         compiled_bytes: what a process holds more where blocks are compiled; None: not measured.
@@ -77,6 +89,8 @@ class MachineRecord:
         kept_again: the same where blocks run again in the backward pass; None: not measured.
         efficiency: of a large matrix product's rate, the part that a training step reaches.
         half_efficiency: the same of a step in bf16, and also of the rate of a product in fp32.
+        images: of runs on images, which load convolutions' code; None: not measured.
+        sequences: of runs on sequences, whose products are small; None: not measured.
         when: the date and time.
         device: of the machine that it was measured on, where more is measured when it is needed;
             None: nothing is.
@@ -89,11 +103,11 @@ class MachineRecord:
     compiler_bytes: int = 0
     half_efficiency: float | None = None
     with_tokenizer_bytes: int | None = None
-    without_text_bytes: int | None = None
-    without_text_kept: tuple[float, float] | None = None
     kept_again: tuple[float, float] | None = None
     without_gradients_bytes: int | None = None
     compiled_bytes: int | None = None
+    images: OtherRuns | None = None
+    sequences: OtherRuns | None = None
     device: str | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -162,13 +176,12 @@ class MachineRecord:
         >>> record.of_run("tokenizer").loaded_bytes, record.of_run("new tokenizer").loaded_bytes
         (7, 9)
         """
-        found = self.with_part("no text") if reads == "no text" else self
+        found = self
         if reads == "tokenizer" and found.with_tokenizer_bytes is not None:
             found = replace(found, loaded_bytes=found.with_tokenizer_bytes)
-        if reads == "no text" and found.without_text_bytes is not None:
-            found = replace(found, loaded_bytes=found.without_text_bytes)
-        if reads == "no text" and found.without_text_kept is not None:
-            found = replace(found, kept=found.without_text_kept, kept_again=None, device=None)
+        if reads in ("images", "sequences"):
+            known = self.with_part(reads)
+            found = known._on(getattr(known, reads))
         if not gradients and self.without_gradients_bytes is not None:
             found = replace(found, loaded_bytes=self.without_gradients_bytes, compiler_bytes=0)
         if compiled:
@@ -176,6 +189,13 @@ class MachineRecord:
             loaded = found.loaded_bytes + more
             found = replace(found, loaded_bytes=loaded, compiled_bytes=more)
         return found
+
+    def _on(self, other: OtherRuns | None) -> MachineRecord:
+        """The record of runs on other data than text; in bf16 they are as much slower."""
+        if other is None:
+            return self
+        half = self.half_efficiency and self.half_efficiency * other.efficiency / self.efficiency
+        return replace(self, **vars(other), half_efficiency=half, kept_again=None, device=None)
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -210,7 +230,7 @@ def machine_record(
     known = None if again else _known.get(key)
     if known is not None and (known.device is None or known.has(parts)):
         return known
-    with _turn(device, say=say or tell) as file:
+    with turn(device, say=say or tell) as file:
         found = None if again else _read(file)
         missing = [part for part in parts if found is None or not found.has([part])]
         if found is None or missing:
@@ -246,7 +266,7 @@ def remembered(name: str, measure: Callable[[], list[int]], count: int = 1) -> l
                 return found
     figures = measure()
     # A lock of its own: the process that is asked for the record asks for kernels' figures.
-    with _turn(what=".kernels") as record:
+    with turn(what=".kernels") as record:
         file = record.with_suffix(".kernels.json")
         _write(file, _figures(file) | {name: figures})
     return figures
@@ -269,40 +289,6 @@ def assume(record: MachineRecord, device: str = "cpu") -> None:
 _known: dict[str, MachineRecord] = {}
 
 
-def tell(text: str) -> None:
-    """Say a sentence on standard error, before something takes seconds."""
-    print(f"modicum: {text}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _turn(
-    device: str = "cpu", what: str = "", say: Callable[[str], None] | None = None
-) -> Iterator[Path]:
-    """The record's file, while no other process measures or writes what this one does.
-
-    That it waits for another one is said. Where the disk keeps no locks, nobody waits; where the
-    cache cannot be written, it is the file of this user's temporary folder.
-    """
-    file = record_file(device)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
-    except OSError:
-        file = fallback_folder(make=True) / file.name
-        handle = open(file.with_suffix(f"{what}.lock"), "a", encoding="utf-8")  # noqa: SIM115
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if say is not None:
-                say("Another process measures this machine; waiting for its figures.")
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        yield file
-
-
 def _read(file: Path) -> MachineRecord | None:
     """The record of a file; None where there is none that can be used."""
     try:
@@ -319,9 +305,9 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     Raises:
         ValueError, KeyError, TypeError, AttributeError, OverflowError: they are none, or cannot be.
     """
-    again, without_text = (
-        None if (pair := raw.get(name)) is None else _range(pair)
-        for name in ("kept_again", "without_text_kept")
+    images, sequences = (
+        None if (of := raw.get(part)) is None else _other_runs(of)
+        for part in ("images", "sequences")
     )
     found = MachineRecord(
         int(raw["loaded_bytes"]),
@@ -331,15 +317,18 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
         int(raw["compiler_bytes"]),
         float(raw["half_efficiency"]),
         int(raw["with_tokenizer_bytes"]),
-        None if without_text is None else int(raw["without_text_bytes"]),
-        without_text,
-        again,
+        None if (again := raw.get("kept_again")) is None else _range(again),
         int(raw["without_gradients_bytes"]),
         None if (compiled := raw.get("compiled_bytes")) is None else int(compiled),
+        images,
+        sequences,
     )
     with_text = min(found.of_run(reads).loaded_bytes for reads in ("new tokenizer", "tokenizer"))
-    others = (found.without_text_bytes, found.without_gradients_bytes, found.compiled_bytes)
-    rates = (found.efficiency, found.efficiency_in(half=True))
+    known = [other for other in (images, sequences) if other is not None]
+    others = [found.without_gradients_bytes, found.compiled_bytes]
+    others += [each.loaded_bytes for each in known]
+    rates = [found.efficiency, found.efficiency_in(half=True)]
+    rates += [each.efficiency for each in known]
     if (
         0 <= found.compiler_bytes <= with_text
         and min(each or 0 for each in others) >= 0
@@ -347,6 +336,10 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     ):
         return found
     raise ValueError(f"not of a machine: {found}")
+
+
+def _other_runs(raw: dict[str, Any]) -> OtherRuns:
+    return OtherRuns(int(raw["loaded_bytes"]), _range(raw["kept"]), float(raw["efficiency"]))
 
 
 def _range(raw: Sequence[Any]) -> tuple[float, float]:
