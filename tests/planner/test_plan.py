@@ -13,6 +13,7 @@ from modicum.core.units import format_bytes
 from modicum.models.config import ModelConfig
 from modicum.planner import plan
 from modicum.planner.choose import HEADROOM, choices
+from modicum.planner.planning import answered_anyway, asked_of
 from modicum.planner.predict import predict
 from modicum.planner.prediction import Choice
 from modicum.recipe import Recipe
@@ -424,3 +425,13 @@ def test_a_plan_lists_what_the_optimizer_does_with_each_class(new):
     state = made.prediction.ledger.bytes("optimizer")
     assert sum(row["bytes"] for row in rows) == state
     assert "optimizer" not in plan(new()).row()
+
+
+def test_two_recipes_that_are_looked_at_together_are_each_planned_as_alone(new, monkeypatch):
+    """One has a budget, and maps its tensors otherwise."""
+    mapped: list[bool] = []
+    monkeypatch.setattr("modicum.planner.question.map_for", lambda *, budget: mapped.append(budget))
+    questions = [asked_of(new(budget={"memory": "4GB"})), asked_of(new())]
+    for asked in questions:
+        answered_anyway(asked)
+    assert mapped == [True, False, True, False]

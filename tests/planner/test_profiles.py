@@ -12,6 +12,7 @@ from modicum.planner.planning import asked_of
 from modicum.planner.profiles import profile, profile_of, shipped_profiles
 from modicum.planner.question import changed
 from modicum.planner.remedies import remedies
+from modicum.recipe import Recipe
 
 MINE = {
     "name": "mine",
@@ -47,6 +48,19 @@ def test_a_plan_for_another_machine_has_its_room_and_its_rate(new):
     peak = mine.prediction.process_bytes(300_000_000, 0.2)
     assert (mine.process_base, mine.process_range[1]) == (300_000_000, peak)
     assert "machine" not in plan(recipe).row()
+
+
+def test_a_profile_knows_runs_that_read_no_text():
+    of_images = {"efficiency": 0.2, "base": "260MB", "kept": [0.0, 0.4]}
+    mine = profile_of(MINE | {"images": of_images, "sequences": None}, "mine.yaml")
+    task = {"images": 64, "held_out": 16}
+    images = plan(Recipe(task={"method": "images", **task}), machine=mine)
+    assert (images.process_base, images.record.efficiency) == (260_000_000, 0.2)
+    assert images.record.kept == (0.0, 0.4)
+    assert mine.of_run("tokenizer") is mine.of_run("sequences") is mine
+    with pytest.raises(InputError, match="the least comes first") as caught:
+        profile_of(MINE | {"images": of_images | {"kept": [0.4, 0.0]}}, "mine.yaml")
+    assert "images.kept" in str(caught.value)
 
 
 def test_what_does_not_fit_another_machine_is_refused_for_that_machine(new):

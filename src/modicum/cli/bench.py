@@ -63,6 +63,11 @@ def _profile(record: MachineRecord) -> dict[str, Any]:
     """This machine as `modicum plan --machine FILE` reads it on another one."""
     found = this_machine(torch.device("cpu"))
     in_half = record.efficiency_in(half=True) / record.efficiency
+    others: dict[str, Any] = {}
+    for reads in ("images", "sequences"):
+        run = record.of_run(reads)
+        base = resident_bytes() + run.still_loaded()
+        others[reads] = {"efficiency": run.efficiency, "base": base, "kept": list(run.kept)}
     return {
         "name": found.processor,
         "device": "cpu",
@@ -71,6 +76,7 @@ def _profile(record: MachineRecord) -> dict[str, Any]:
         "efficiency": record.efficiency,
         "base": resident_bytes() + record.still_loaded(),
         "kept": list(record.kept),
+        **others,
         "measured": True,
         "source": f"modicum bench machine, {record.when}",
     }

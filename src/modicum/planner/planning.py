@@ -16,7 +16,6 @@ import torch
 from modicum.core.arguments import check_type
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
-from modicum.core.heap import map_for
 from modicum.core.machine import Machine, pick_device, this_machine
 from modicum.core.machine.links import LOCAL, NODE, MeasuredLink, known_links, link_of
 from modicum.core.machine.rate import shared_machine
@@ -44,7 +43,7 @@ from modicum.planner.precision import export_rows, settled
 from modicum.planner.predict import Predictor, needs_gradients
 from modicum.planner.prediction import Prediction
 from modicum.planner.profiles import Profile
-from modicum.planner.question import Question, changed
+from modicum.planner.question import Question, changed, map_as
 from modicum.planner.refusal import does_not_fit
 from modicum.planner.remedies import Remedy, remedies
 from modicum.planner.uses import uses_of_room
@@ -141,6 +140,7 @@ def plan_anyway(
 
 def answered_anyway(asked: Question) -> tuple[Plan, bool]:
     """The same of a question."""
+    map_as(asked.recipe, asked.device)  # another question may have been looked at since
     found = asked.fitting(asked.recipe)
     made = planned(asked, found or asked.frugal(asked.recipe))
     rows = _rows(asked, made, {})
@@ -220,7 +220,7 @@ def asked_of(
         # A small model is run for it, which leaves something in the process: before it is measured.
         getattr(inputs.config, "unreached", None)
     device = _device(recipe, keep).type if machine is None else machine.device_for(recipe)
-    map_for(budget=device == "cpu" and recipe.budget.limits)
+    map_as(recipe, device)
     if machine is None:
         compiled = recipe.training.compile
         compiled = {row["field"]: row["value"] for row in keep}.get(COMPILE, compiled)
@@ -228,6 +228,7 @@ def asked_of(
             recipe, torch.device(device), live, count, inputs.reads, compiled=compiled == "blocks"
         )
     else:
+        machine = machine.of_run(inputs.reads)
         record = machine.record
         found = machine.machine(recipe.training.precision)
         # That share the memory and the processor; each has its accelerator.

@@ -16,13 +16,25 @@ from modicum.core.contracts.method import PositiveFloat, describe
 from modicum.core.errors import InputError
 from modicum.core.files import read_json
 from modicum.core.machine import Machine
-from modicum.core.machine.record import MachineRecord
+from modicum.core.machine.record import MachineRecord, Reads
 from modicum.core.units import parse_bytes
 from modicum.recipe import Recipe
 
 _FOLDER = Path(__file__).resolve().parent / "machines"
 _Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 _Kept = Annotated[float, Field(ge=0, lt=10)]
+_Range = Annotated[tuple[_Kept, _Kept], Field(strict=False)]
+_Efficiency = Annotated[float, Field(gt=0, lt=10)]
+
+
+class OtherRuns(BaseModel):
+    """What runs on other data than text have there: see `Profile`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    efficiency: _Efficiency
+    base: _Bytes
+    kept: _Range = (0.0, 0.0)
 
 
 class Profile(BaseModel):
@@ -37,6 +49,8 @@ class Profile(BaseModel):
         efficiency: the part of that rate that a step reaches.
         base: what a process holds before the first tensor, with all that a run loads.
         kept: of a byte of tensors, what the allocator keeps next to it: the least and the most.
+        images: efficiency, base and kept of runs on images; null: as those on text.
+        sequences: the same of runs on sequences.
         link: bytes per second between two ranks; null: not known.
         measured: whether the figures are measurements of such a machine.
         source: where they are from.
@@ -49,9 +63,11 @@ class Profile(BaseModel):
     memory: _Bytes
     accelerator_memory: _Bytes | None = None
     flops: dict[Literal["fp32", "bf16"], PositiveFloat] = Field(min_length=1)
-    efficiency: Annotated[float, Field(gt=0, lt=10)]
+    efficiency: _Efficiency
     base: _Bytes
-    kept: Annotated[tuple[_Kept, _Kept], Field(strict=False)] = (0.0, 0.0)
+    kept: _Range = (0.0, 0.0)
+    images: OtherRuns | None = None
+    sequences: OtherRuns | None = None
     link: PositiveFloat | None = None
     measured: bool = False
     source: str = ""
@@ -61,14 +77,22 @@ class Profile(BaseModel):
         if self.device == "cuda" and self.accelerator_memory is None:
             problem = "an accelerator has memory; say how much"
             raise InputError(problem, field="accelerator_memory", value=None)
-        if self.kept[0] > self.kept[1]:
-            raise InputError("the least comes first", field="kept", value=list(self.kept))
+        for name in ("", "images", "sequences"):
+            of = getattr(self, name) if name else self
+            if of is not None and of.kept[0] > of.kept[1]:
+                field = f"{name}.kept".lstrip(".")
+                raise InputError("the least comes first", field=field, value=list(of.kept))
         return self
 
     @property
     def record(self) -> MachineRecord:
         """What a record of this machine would hold; all that a run loads is in `base`."""
         return MachineRecord(0, self.kept, self.efficiency)
+
+    def of_run(self, reads: Reads) -> Profile:
+        """The profile as it holds for a run that reads this."""
+        of = {"images": self.images, "sequences": self.sequences}.get(reads)
+        return self if of is None else self.model_copy(update=dict(of))
 
     def machine(self, precision: str) -> Machine:
         """The machine, at the rate of a precision; the other one's where only that is known."""

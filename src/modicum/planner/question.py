@@ -10,6 +10,7 @@ from typing import Any
 
 from modicum.core.errors import InputError
 from modicum.core.files import JsonObject
+from modicum.core.heap import map_for
 from modicum.core.machine import Machine
 from modicum.core.machine.links import MeasuredLink
 from modicum.core.machine.record import MachineRecord
@@ -23,6 +24,11 @@ from modicum.tasks import AnyTask, Inputs
 
 # Gradients of fewer bytes than this part of the peak decide nothing.
 _SMALL = 1 / 64
+
+
+def map_as(recipe: Recipe, device: str) -> None:
+    """Map tensors as a run of the recipe does, which the record and the forecasts depend on."""
+    map_for(budget=device == "cpu" and recipe.budget.limits)
 
 
 @dataclass(frozen=True)

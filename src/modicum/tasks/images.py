@@ -18,7 +18,6 @@ from modicum.core.contracts.method import Info, Method, PositiveInt, Probability
 from modicum.core.errors import InputError
 from modicum.core.files import read_text, write_text
 from modicum.core.layers.saved_tensors import Shares
-from modicum.core.machine.record import Reads
 from modicum.core.progress import StageProgress
 from modicum.core.ranks.ranks import Ranks
 from modicum.data.batch import IGNORED
@@ -111,15 +110,6 @@ class ImageClasses(Method):
         return ImageTask(self)
 
 
-class ImageInputs(Inputs):
-    """A recipe's network and images, looked at."""
-
-    @property
-    def reads(self) -> Reads:
-        """Images."""
-        return "images"
-
-
 class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
     """Cross-entropy of an image's class, in nats, and the share of right answers."""
 
@@ -173,7 +163,7 @@ class ImageTask(Task[ConvNet, ImageBatch, Inputs]):
                 config = ConvNetConfig(
                     classes, channels, size, asked.widths, asked.pool_every, asked.norm
                 )
-        return ImageInputs(config, folder, origin.described(recipe.training.seed))
+        return Inputs(config, folder, origin.described(recipe.training.seed))
 
     def survey(self, recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
         """How many images are trained, and of your own how many of each class."""

@@ -17,13 +17,13 @@ from typing import Any
 from modicum.checkpoint import CheckpointStore
 from modicum.core.clock import EXPORT, TRACKING
 from modicum.core.errors import InputError, Interrupted
-from modicum.core.heap import map_for
 from modicum.core.progress import Listener
 from modicum.core.ranks.ranks import Ranks, peer_errors
 from modicum.core.units import Every
 from modicum.data.row_stream import BrokenStream
 from modicum.planner import Plan
 from modicum.planner.auto_exchange import FIELD as EXCHANGE
+from modicum.planner.question import map_as
 from modicum.recipe import Recipe
 from modicum.recipe.auto_exchange import AUTO
 from modicum.trainer.accounts import revise_by_shares, revise_plan, start_meter, stop_meter
@@ -79,7 +79,7 @@ def train(
         PeerLost: another rank is gone.
         DamagedMessage: something else came than a rank on another host sent.
     """
-    map_for(budget=plan.device == "cpu" and plan.recipe.budget.limits)
+    map_as(plan.recipe, plan.device)
     ranks = ranks or Ranks()
     ranks.receipts.begin(ranks.local_size < ranks.size)  # within a host nothing goes over a cable
     folder = RunFolder.of(Path(out), ranks)

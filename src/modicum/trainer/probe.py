@@ -166,7 +166,11 @@ def _on_images(folder: Path) -> dict[str, Any]:
         for number, rows in enumerate((16, *(160,) * turns))
     )
     _, loaded = _line(few, sorted(several, key=_beyond)[turns // 2])
-    return {"images": _others(loaded, [_line(few, each)[0] for each in several], several[-1])}
+    found = _others(loaded, [_line(few, each)[0] for each in several], several[-1])
+    # Convolutions in bf16 are much slower than products where there are no instructions for them.
+    in_half = partial(_run, recipe=_images(16).changed(training__precision="bf16"))
+    half = _alone(folder / "images-bf16", in_half)["efficiency"]
+    return {"images": found | {"half_efficiency": half}}
 
 
 def _on_sequences(folder: Path) -> dict[str, Any]:

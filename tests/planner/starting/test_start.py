@@ -11,8 +11,8 @@ import pytest
 
 from modicum.core.errors import DoesNotFit, InputError
 from modicum.models.config import ModelConfig
-from modicum.planner import plan
-from modicum.planner.starting import OpenQuestion, Start, start
+from modicum.planner import plan, question
+from modicum.planner.starting import OpenQuestion, Start, method, start
 from modicum.planner.starting.recipe_text import recipe_text
 from modicum.recipe_yaml import load
 
@@ -101,6 +101,45 @@ def test_what_is_asked_for_wins(hollow: Hollow, rows: Path) -> None:
     assert recipe.adapter == {"method": "lora", "rank": 8}
     assert recipe.budget.memory == 2 * 10**9
     assert (recipe.training.learning_rate, recipe.training.precision) == (1e-3, "bf16")
+
+
+def test_a_section_may_be_asked_for_with_all_that_it_has(hollow: Hollow, rows: Path) -> None:
+    model = str(hollow(SMALL))
+    one, two = (
+        start(model, str(rows), asked=asked).recipe
+        for asked in ({"adapter": {"method": "lora", "rank": 4}},
+                      {"adapter.method": "lora", "adapter.rank": 4})
+    )  # fmt: skip
+    assert one == two
+    assert one.training.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("asked", [{}, {"training.precision": "auto"}])
+def test_a_base_in_fp16_stays_so(
+    hollow: Callable[..., Path],
+    rows: Path,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = hollow(SEVEN, "F16")
+    monkeypatch.setattr("modicum.core.machine.memory_bytes", lambda: (10**12, 10**12))
+    made = start(str(model), str(rows), asked={"budget.tensors": "20GB", **asked})
+    assert made.recipe.training.precision == "auto"
+    assert made.recipe.linear is None  # 4 bits are not needed
+    assert made.plan is not None
+    assert made.plan.recipe.linear == {"method": "fp16"}
+
+
+def test_the_choice_counts_as_a_plan_of_it_does(
+    hollow: Hollow, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the record of runs that have a budget, and of a tokenizer that is there."""
+    order: list[object] = []
+    monkeypatch.setattr(question, "map_for", lambda *, budget: order.append(budget))
+    real = method.machine_record
+    monkeypatch.setattr(method, "machine_record", lambda d: order.append("record") or real(d))
+    start(str(hollow(SMALL)), str(rows), memory="2GB")
+    assert order[:2] == [True, "record"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from modicum.core.units import format_duration
 
 # Small runs on a processor, each of which is a line of the probe's standard error: those that every
 # record is of, those of parts that are measured when they are needed, and one before any of them.
-RUNS = {"every": 7, "recomputation": 2, "images": 4, "sequences": 3, "compiled": 2}
+RUNS = {"every": 7, "recomputation": 2, "images": 5, "sequences": 3, "compiled": 2}
 Waiting = Callable[[float, int], None]
 """(seconds so far, lines so far)."""
 

@@ -64,11 +64,13 @@ class OtherRuns:
         loaded_bytes: as `MachineRecord` has it of runs on text.
         kept: the same, in runs of several sizes or at several times.
         efficiency: the same, in fp32.
+        half_efficiency: the same, in bf16; None: as much slower than runs on text as in fp32.
     """
 
     loaded_bytes: int
     kept: tuple[float, float]
     efficiency: float
+    half_efficiency: float | None = None
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,14 @@ class MachineRecord:
         return found
 
     def _on(self, other: OtherRuns | None) -> MachineRecord:
-        """The record of runs on other data than text; in bf16 they are as much slower."""
+        """The record of runs on other data than text."""
         if other is None:
             return self
-        half = self.half_efficiency and self.half_efficiency * other.efficiency / self.efficiency
-        return replace(self, **vars(other), half_efficiency=half, kept_again=None, device=None)
+        half = other.half_efficiency
+        if half is None and self.half_efficiency is not None:
+            half = self.half_efficiency * other.efficiency / self.efficiency
+        figures = vars(other) | {"half_efficiency": half}
+        return replace(self, **figures, kept_again=None, device=None)
 
     def still_loaded(self) -> int:
         """`loaded_bytes` of this process, without what it has loaded already."""
@@ -329,6 +334,7 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
     others += [each.loaded_bytes for each in known]
     rates = [found.efficiency, found.efficiency_in(half=True)]
     rates += [each.efficiency for each in known]
+    rates += [each.half_efficiency for each in known if each.half_efficiency is not None]
     if (
         0 <= found.compiler_bytes <= with_text
         and min(each or 0 for each in others) >= 0
@@ -339,7 +345,8 @@ def _record(raw: dict[str, Any]) -> MachineRecord:
 
 
 def _other_runs(raw: dict[str, Any]) -> OtherRuns:
-    return OtherRuns(int(raw["loaded_bytes"]), _range(raw["kept"]), float(raw["efficiency"]))
+    half = None if (rate := raw.get("half_efficiency")) is None else float(rate)
+    return OtherRuns(int(raw["loaded_bytes"]), _range(raw["kept"]), float(raw["efficiency"]), half)
 
 
 def _range(raw: Sequence[Any]) -> tuple[float, float]:

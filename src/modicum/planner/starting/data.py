@@ -22,7 +22,8 @@ def chosen_data(draft: Draft, path: str | None) -> None:
     if path is None:
         draft.set("data.path", None, "Python's standard library on this machine")
         return
-    train, validation = split_of(path)
+    chosen = "data.include" in draft.asked or "data.exclude" in draft.asked
+    train, validation = (path, None) if chosen else split_of(path)
     draft.set("data.path", train, "")
     if validation is not None and "data.validation_fraction" not in draft.asked:
         draft.set("data.validation_path", validation, "found next to it")

@@ -12,6 +12,19 @@ from modicum.recipe import Recipe, assign
 ASKED_FOR = "as asked for"
 
 
+def fields_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for by dotted name, where a section may be given with all that it has.
+
+    >>> fields_of({"adapter": {"method": "lora"}, "data.format": "chat"})
+    {'adapter.method': 'lora', 'data.format': 'chat'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in asked.items():
+        inner = value if "." not in name and isinstance(value, Mapping) else None
+        found |= {f"{name}.{key}": each for key, each in inner.items()} if inner else {name: value}
+    return found
+
+
 @dataclass(frozen=True)
 class Setting:
     """A field of a recipe, its value, and why it has that value."""

@@ -18,8 +18,9 @@ from modicum.core.machine.record import machine_record
 from modicum.core.units import format_bytes
 from modicum.models.traced_cache import ending_traces
 from modicum.planner.choose import Room, Share
+from modicum.planner.precision import settled
 from modicum.planner.predict import Predictor
-from modicum.planner.question import Question
+from modicum.planner.question import Question, map_as
 from modicum.planner.starting.draft import Draft
 from modicum.recipe import Recipe, methods_for
 from modicum.tasks import Inputs, task_of
@@ -132,6 +133,8 @@ def _precision(taken: Candidate, device: str, dtype: str | None) -> tuple[str, s
         return "bf16", "faster on an accelerator"
     if taken.adapter is not None and dtype == "BF16":
         return "bf16", "the frozen weights are stored in BF16, and stay so"
+    if taken.adapter is not None and dtype == "F16":
+        return "auto", "the frozen weights are stored in F16, and stay so; products are exact"
     return "fp32", "exact, on a processor"
 
 
@@ -145,7 +148,9 @@ class LeastBytes:
     def __init__(self, recipe: Recipe, inputs: Inputs) -> None:
         device = pick_device(recipe.training.device)
         self.device = device.type
-        machine, record = shared_machine(device), machine_record(self.device)
+        map_as(recipe, self.device)
+        machine = shared_machine(device)
+        record = machine_record(self.device).of_run(inputs.reads)
         # Who states a budget may mean another machine than the one that writes the recipe.
         self.room = Room.of(recipe, machine, self.device, record, Share(), elsewhere=True)
         task = task_of(recipe)
@@ -161,5 +166,6 @@ class LeastBytes:
         )
 
     def __call__(self, recipe: Recipe) -> int:
-        """Of a recipe."""
+        """Of a recipe, whose frozen weights are held as a run holds them."""
+        recipe, _ = settled(recipe, self._asked.inputs.dtypes)
         return self.room.needed(self._asked.frugal(recipe))

@@ -14,7 +14,7 @@ from modicum.planner.starting import rules
 from modicum.planner.starting.classes import CLASSES, set_task, start_classes
 from modicum.planner.starting.common import Start, model_facts, planned, set_budget, set_pace
 from modicum.planner.starting.data import chosen_data, look_at_columns
-from modicum.planner.starting.draft import Ask, Draft, OpenQuestion, take_default
+from modicum.planner.starting.draft import Ask, Draft, OpenQuestion, fields_of, take_default
 from modicum.planner.starting.lengths import Lengths, measured, row_length, text_length
 from modicum.planner.starting.method import check_method, choose_method
 from modicum.planner.starting.stored import stored_dtype
@@ -61,7 +61,7 @@ def start(
     >>> start(asked={"data.include": ["json/**"]}).recipe.data.sequence_length
     128
     """
-    draft = Draft(dict(asked or {}), ask)
+    draft = Draft(fields_of(asked or {}), ask)
     method = method or draft.asked.get("adapter.method")
     task = draft.asked.get("task.method", _TASK)
     if isinstance(task, str) and task not in (_TASK, CLASSES) and built_in(task) is not None:
