@@ -57,6 +57,30 @@ def attention() -> Subject:
     return model, lambda step: (model(numbers(2, 3, 8, name=f"{step}")) * numbers(2, 3, 8)).sum()
 
 
+class Dropped(nn.Module):
+    """A layer that some updates leave out, whose attention reads a weight without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, hidden: Tensor, *, layer: bool) -> Tensor:
+        hidden = self.first(hidden)
+        return hidden + self.attention(hidden, hidden, hidden)[0] if layer else hidden
+
+
+def dropped() -> Subject:
+    torch.manual_seed(0)
+    model = Dropped()
+
+    def loss_of(step: int) -> Tensor:
+        seen = model(numbers(2, 3, 8, name=f"{step}"), layer=step not in (0, 1, 4))
+        return (seen * numbers(2, 3, 8)).sum()
+
+    return model, loss_of
+
+
 def recomputed() -> Subject:
     """Blocks run again in the backward pass; the embedding is tied."""
     model = llama()
@@ -72,7 +96,7 @@ def hugging_face() -> Subject:
 
 
 @pytest.mark.parametrize("method", [SMALL, DeAR()], ids=["layer by layer", "all at once"])
-@pytest.mark.parametrize("make", [attention, recomputed, hugging_face])
+@pytest.mark.parametrize("make", [attention, dropped, recomputed, hugging_face])
 def test_weights_are_those_of_a_plain_loop_to_the_bit(
     make: Callable[[], Subject], method: DeAR
 ) -> None:

@@ -10,7 +10,9 @@ from message_network import SIZE, TRAVELS, Link, Network
 
 from modicum.comm.anomalies import Anomaly, DiagnosisLimits
 from modicum.comm.judging import Judge
-from modicum.core.ranks.rank_reports import parse_reports, report_line
+from modicum.comm.slow_links import LinkMessages
+from modicum.core.ranks.observed_calls import RECEIVE, SEND
+from modicum.core.ranks.rank_reports import DoneCall, parse_reports, report_line
 
 
 def found(network: Network, count: int = 80) -> list[tuple[int, Anomaly]]:
@@ -143,6 +145,25 @@ def test_one_end_of_a_message_that_was_written_over_is_left_out() -> None:
         judge.add(fewer, number * 0.2)
         named += judge.look(number * 0.2)
     assert [(one.rank, one.peer) for one in named] == [(1, 2)]
+
+
+def test_a_large_message_in_between_changes_no_sizes() -> None:
+    """It is the heaviest from then on, and a link is named by what its pace was taken of."""
+    links = LinkMessages()
+
+    def send(to: int, number: int, size: int, took: float) -> None:
+        for kind, sent in ((SEND, size), (RECEIVE, 0)):
+            times = (took, number / 2 + took, False, took)
+            links.done((0, to), DoneCall(f"0 0>{to}", number, kind, "", sent, *times))
+
+    for number in range(69):
+        for to in (1, 2):
+            send(to, number, 1000, 0.05 if number < 60 else 0.4)
+    assert links.slow() == []
+    for number in range(69, 72):
+        send(2, number, 1000, 0.4)
+    send(1, 69, 10**7, 0.4)
+    assert [link.rate for link in links.slow()] == [pytest.approx(2500)]
 
 
 def test_reports_of_messages_travel_as_they_are() -> None:

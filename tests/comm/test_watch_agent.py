@@ -34,17 +34,22 @@ from pathlib import Path
 from modicum.core.ranks.call_ring import ENDED, RingWriter
 from modicum.core.ranks.observed_calls import ObservedCall
 
-folder, count, *ranks = sys.argv[1:]
+import time
+
+folder, count, waits, lives, *ranks = sys.argv[1:]
 rings = [RingWriter(Path(folder) / f"rank-{rank}.ring", int(rank)) for rank in ranks]
 for ring in rings:
     for number in range(int(count)):
         label = f"layers.{number}.".ljust(64, "x")
         times = (1e5 / 3, 1e5 / 3, 2e5 / 3, 0.1 / 3)
+        if waits == "True":
+            times = (time.monotonic(),) * 2
         ring.began(ObservedCall(number, "reduce-scatter", "0", (0, 1), label, 1 << 40, *times))
 print("ready", flush=True)
 sys.stdin.readline()
 for ring in rings:
     ring.leave(ENDED)
+time.sleep(float(lives))
 """
 Begin = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -54,9 +59,11 @@ def begin() -> Iterator[Begin]:
     """Starts a process that is these ranks of the host with this folder."""
     begun: list[subprocess.Popen[bytes]] = []
 
-    def ranks(folder: Path, *which: int, calls: int = 0) -> subprocess.Popen[bytes]:
+    def ranks(
+        folder: Path, *which: int, calls: int = 0, waits: bool = False, lives: float = 0.0
+    ) -> subprocess.Popen[bytes]:
         folder.mkdir(exist_ok=True)
-        words = [str(folder), str(calls), *map(str, which)]
+        words = [str(folder), str(calls), str(waits), str(lives), *map(str, which)]
         begun.append(
             subprocess.Popen(
                 [sys.executable, "-c", RANKS, *words],
@@ -232,6 +239,25 @@ def test_the_agent_outlives_signals_to_all_processes_of_a_run(tmp_path: Path) ->
         ring.leave(ENDED)
         assert process.wait(20) == 0
     assert not (tmp_path / "a").exists()
+
+
+def test_a_rank_of_another_host_that_ended_is_named_once_it_is_dead(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """It lives for a moment after it has said that it ends, and others wait for it."""
+    here = begin(tmp_path / "a", 0, calls=1, waits=True)
+    there = begin(tmp_path / "b", 1, lives=1.0)
+    port = ("127.0.0.1", 0)
+    judging = HostAgent(str(tmp_path / "a"), [0], 2, LIMITS, "secret", None, port[0], None)
+    at = (port[0], judging.port)
+    sending = HostAgent(str(tmp_path / "b"), [1], 2, LIMITS, "secret", at, None, None)
+    threads = [at_work(judging), at_work(sending)]
+    there.communicate(b"\n")
+    until(lambda: (tmp_path / "a" / VERDICT).exists())
+    event = json.loads((tmp_path / "a" / VERDICT).read_text())
+    assert (event["kind"], event["rank"]) == ("left", 1)
+    here.kill()
+    assert all(map(joined, threads))
 
 
 def test_who_reads_no_sentence_holds_up_no_verdict(begin: Begin, tmp_path: Path) -> None:

@@ -159,3 +159,11 @@ def test_whether_a_record_can_be_added_to_is_seen_without_one(tmp_path: Path) ->
     assert _wrong_with(str(record)) == ""
     assert record.read_text() == "a line\n"
     assert _wrong_with(str(tmp_path)) == "Is a directory"
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="of Linux")
+def test_containers_of_one_machine_are_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = watch_meeting._host()
+    assert os.readlink("/proc/self/ns/pid") in here
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
+    assert watch_meeting._host() != here

@@ -253,6 +253,26 @@ def test_ranks_stay_alike_whoever_had_a_backward_pass(pool: Pool, method: Any) -
     assert all(max(found) == 0 for found in pool.run(by_other_ways, method))
 
 
+def of_a_part(ranks: Ranks, method: Any) -> list[float]:
+    """The optimizer has the last layer alone, and nobody freezes the first."""
+    model = small()
+    handle = method.wrap(model, torch.optim.SGD(model[2].parameters(), lr=1e-3))
+    norms = []
+    for _ in range(6):
+        for last in (False, True):
+            handle.backward(loss_of(model, ranks, 0), last=last)
+        handle.step()
+        norms.append(0.0 if (found := model[0].weight.grad) is None else float(found.norm()))
+    return norms
+
+
+@pytest.mark.ranks
+@each_wrapped
+def test_sums_that_no_optimizer_clears_are_not_added_to(pool: Pool, method: Any) -> None:
+    for norms in pool.run(of_a_part, method):
+        assert max(norms[3:]) <= 2 * max(norms[:3])  # they were doubled in every update
+
+
 def unfrozen(ranks: Ranks, method: Any) -> str:
     model = small()
     model[0].weight.requires_grad_(False)
@@ -262,7 +282,14 @@ def unfrozen(ranks: Ranks, method: Any) -> str:
     handle.flush()
     model[0].weight.requires_grad_(True)
     handle.backward(loss_of(model, ranks, 1))
-    return said(handle.step)
+    words = said(handle.step)
+    handle = method.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))  # as it says
+    before = model[0].weight.detach().clone()
+    handle.backward(loss_of(model, ranks, 2))
+    handle.step()
+    handle.flush()
+    assert not torch.equal(before, model[0].weight)
+    return words
 
 
 @pytest.mark.ranks

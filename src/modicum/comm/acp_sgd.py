@@ -113,7 +113,7 @@ class ACPSGD(LowRankMethod):
     ...     exchange.reduce(model)
     ...     optimizer.step()
     ...     exchange.commit()
-    ...     optimizer.zero_grad()
+    ...     model.zero_grad()
     """
 
     info = Info(

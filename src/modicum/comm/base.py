@@ -267,14 +267,16 @@ class MatrixMethod(Method):
 class Wrapped:
     """A strategy and an optimizer for a loop that is not the trainer's.
 
-    `Schedule.wrap` and `MatrixMethod.wrap` make it.
+    `Schedule.wrap` and `MatrixMethod.wrap` make it. Sums of trained parameters that the
+    optimizer does not have stay until the next update begins.
     """
 
     def __init__(
         self, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self.strategy, self.optimizer = strategy, optimizer
-        self._known = {id(parameter) for _, parameter in trainable(model)}
+        self._known = {id(parameter): parameter for _, parameter in trainable(model)}
+        self._begun = False  # whether a backward pass of the update was made
         self._summed = False  # whether the update's last backward pass was made
 
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
@@ -290,13 +292,24 @@ class Wrapped:
                 "this update's last backward pass was made; call step(), or give last=False to "
                 "the passes before the last one"
             )
+        if not self._begun:
+            self._clear_others()
+        self._begun = True
         self.strategy.before_backward(last=last)
         try:
             loss.backward()
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)  # to which another pass would add
+            self._begun = False
             raise
         self._summed = last
+
+    def _clear_others(self) -> None:
+        """Forget the sums of what the optimizer does not have: added to, they would grow."""
+        own = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for parameter in self._known.values():
+            if id(parameter) not in own:
+                parameter.grad = None
 
     def step(self, clip_norm: float | None = None) -> Tensor | None:
         """Update the weights, in place of `optimizer.step()` and `optimizer.zero_grad()`.
@@ -314,6 +327,8 @@ class Wrapped:
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if others := [p for p in parameters if p.grad is not None and id(p) not in self._known]:
+            self._summed = self._begun = False
+            self.strategy.before_backward(last=False)  # a model that is wrapped again has its hooks
             raise InputError(
                 "gradients of parameters that were frozen when the model was wrapped, or are not "
                 "the model's, are summed over no ranks; wrap the model again where others are to "
@@ -321,7 +336,7 @@ class Wrapped:
                 field="optimizer",
                 value=", ".join(str(list(parameter.shape)) for parameter in others[:3]),
             )
-        self._summed = False
+        self._summed = self._begun = False
         self.strategy.after_backward()
         norm = None
         if clip_norm is not None:

@@ -101,7 +101,7 @@ class DenseSums(MatrixMethod):
     ...     exchange.reduce(model)
     ...     optimizer.step()
     ...     exchange.commit()
-    ...     optimizer.zero_grad()
+    ...     model.zero_grad()
     """
 
     info = Info(

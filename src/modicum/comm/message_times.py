@@ -129,7 +129,8 @@ class MessageTimes:
         """Compare with what was before, from here on."""
         known = list(self.messages)
         count = _enough(known)
-        self.held = _usual(known[-count - HISTORY : -count])
+        if count and (earlier := known[-count - HISTORY : -count]):
+            self.held = _usual(earlier)
 
 
 def _usual(messages: list[TimedMessage]) -> UsualTimes:

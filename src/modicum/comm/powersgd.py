@@ -79,7 +79,7 @@ class PowerSGD(LowRankMethod):
     ...     exchange.reduce(model)
     ...     optimizer.step()
     ...     exchange.commit()
-    ...     optimizer.zero_grad()
+    ...     model.zero_grad()
     """
 
     info = Info(

@@ -62,6 +62,7 @@ class _Link:
         self._sizes: dict[int, MessageTimes] = {}
         self._fresh = 0
         self._pace: Pace | None = None
+        self.paced: MessageTimes | None = None  # the size that its pace is of
 
     def done(self, call: DoneCall) -> bool:
         """An end of a message; whether the link is worth another look."""
@@ -93,7 +94,7 @@ class _Link:
 
     def begin_anew(self) -> None:
         """Forget that it was slow, and what was before."""
-        self.named, self._pace = False, None
+        self.named, self._pace, self.paced = False, None, None
         self._sizes.clear()
 
     @property
@@ -123,8 +124,8 @@ class _Link:
 
     def pace(self) -> Pace | None:
         if self._fresh >= FEW:
-            size, self._fresh = self.heaviest(), 0
-            self._pace = None if size is None else size.pace()
+            self.paced, self._fresh = self.heaviest(), 0
+            self._pace = None if self.paced is None else self.paced.pace()
         return self._pace
 
 
@@ -202,14 +203,13 @@ class LinkMessages:
 
     @staticmethod
     def _name(link: _Link) -> None:
-        size = link.heaviest()
-        if size is not None and not link.named:
+        if link.paced is not None and not link.named:
             link.named = True
-            size.hold()
+            link.paced.hold()
 
     def _finding(self, name: str, pace: Pace, pattern: LinkPattern, note: str) -> SlowLink:
         link = self._links[name]
-        size = link.heaviest()
+        size = link.paced
         assert size is not None
         source, target = link.ends
         if pattern.port == BOTH and target == pattern.rank:

@@ -19,7 +19,9 @@ class Uses:
     A parameter is expected to be used by modules that hold it. One that is not (the output
     projection inside `nn.MultiheadAttention`, a factor that the layer around it reads) is found in
     the first update: it has a gradient, and no module that holds it ran. It is then reported
-    before the nearest module around it that did run.
+    before the nearest module around it that did run. Of one without a gradient it is not known
+    who will read it (a branch, a layer that was left out): it is reported before each module
+    around it that has not run either.
 
     Args:
         before: called with the parameters of each module before its forward pass, and in
@@ -28,8 +30,8 @@ class Uses:
 
     def __init__(self, model: nn.Module, before: Callable[[Parameters], None]) -> None:
         self._model, self._before = model, before
-        trained = dict(trainable(model))
-        self._names = {id(parameter): name for name, parameter in trained.items()}
+        self._trained = dict(trainable(model))
+        self._names = {id(parameter): name for name, parameter in self._trained.items()}
         self._of: dict[nn.Module, Parameters] = {}
         self._called: dict[nn.Module, None] = {}
         for module in model.modules():
@@ -57,12 +59,16 @@ class Uses:
         for recorder in self._recorders:
             recorder.remove()
         told = {id(p) for module in self._called for p in self._of.get(module, ())}
-        for parameter in used:
+        known = {id(parameter) for parameter in used}
+        for parameter in self._trained.values():
             if id(parameter) in told:
                 continue
-            around = next((m for m in self._around(parameter) if m in self._called), None)
-            if around is not None:
-                self._add(around, [parameter])
+            around = list(self._around(parameter))
+            ran = [module for module in around if module in self._called][:1]
+            if id(parameter) not in known:
+                ran = [module for module in around if module not in self._called] or ran
+            for module in ran:
+                self._add(module, [parameter])
 
     def _around(self, parameter: nn.Parameter) -> Iterator[nn.Module]:
         """The modules around the one that holds a parameter, from the nearest to the model."""

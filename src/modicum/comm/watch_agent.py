@@ -110,9 +110,12 @@ class HostAgent:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _over(self, probe: RankProbe) -> bool:
-        """Whether a rank is dead, or needs nobody who looks: it may live on without its watch."""
+        """Whether a rank is dead, or needs nobody who looks: it may live on without its watch.
+
+        Who judges at another host hears of its death from here alone.
+        """
         left = self._left.get(probe.rank)
-        if left in (FAILED, BEREFT):
+        if left in (FAILED, BEREFT) or (left == ENDED and self._judge is None):
             since = self._leaving.setdefault(probe.rank, time.monotonic())
             return probe.ended or time.monotonic() - since > FAREWELL_SECONDS
         return probe.ended or left == ENDED

@@ -232,7 +232,13 @@ def _wrong_with(record: str) -> str:
 
 
 def _host() -> str:
-    """What tells this host from others, also of the same name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    number = boot.read_text(encoding="ascii").strip() if boot.exists() else ""
-    return f"{socket.gethostname()} {number}"
+    """What tells this host from others, also of the same name.
+
+    Containers of one machine are hosts of their own: one does not see the other's processes.
+    """
+    found = [socket.gethostname()]
+    with suppress(OSError):
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with suppress(OSError):
+        found.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from modicum.core.ranks.ddp_hook import DDPHook
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
+from modicum.core.torch_private import met_store
 from modicum.parallel.replicated import Replicated
 
 pytestmark = pytest.mark.ranks
@@ -241,6 +244,21 @@ def comparing(ranks: Ranks, whats: list[str]) -> str:
 def test_ranks_that_compare_different_things_are_told_so(pool: Pool) -> None:
     found = pool.run(comparing, ["model", "exchange"])
     assert found == ["rank 1 is about to compare its exchange, and rank 0 its model"] * 2
+
+
+def started_again(ranks: Ranks) -> bool:
+    """The first time a rank dies before it compares anything; torchrun's store stays."""
+    with patch.dict(os.environ, {"TORCHELASTIC_RESTART_COUNT": "7"}):
+        if ranks.first:
+            met_store().add("terms of 0", 1)
+    with patch.dict(os.environ, {"TORCHELASTIC_RESTART_COUNT": "8"}):
+        same_terms(ranks, "exchange", {"rank": 4})
+        same_terms(ranks, "model", {"rank": 5})
+    return True
+
+
+def test_ranks_that_are_started_again_compare_what_they_say_now(pool: Pool) -> None:
+    assert all(pool.run(started_again))
 
 
 def test_one_rank_agrees_with_itself() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.torch_private import default_store
+from modicum.core.torch_private import met_store
 
 _NAMED = 3
 
@@ -39,9 +39,9 @@ def same_terms(ranks: Ranks, what: str, terms: Mapping[str, Any]) -> None:
     """
     if ranks.alone:
         return
-    store = default_store()
-    turn = store.add(f"modicum/terms of {ranks.rank}", 1)
-    asked = dist.PrefixStore(f"modicum/terms/{turn}", store)
+    store = met_store()
+    turn = store.add(f"terms of {ranks.rank}", 1)
+    asked = dist.PrefixStore(f"terms/{turn}", store)
     said = json.dumps([what, dict(terms)])
     if len(set(_of_all(asked, ranks, "digest", hashlib.sha256(said.encode()).hexdigest()))) == 1:
         return

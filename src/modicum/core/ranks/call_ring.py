@@ -150,8 +150,7 @@ class RingWriter:
     def _group(self, call: ObservedCall) -> int:
         key = (call.group, call.members)
         if key not in self._groups:
-            known = dict([*self._groups, key])
-            text = json.dumps(known).encode()
+            text = json.dumps([*self._groups, key]).encode()
             if len(text) > _RECORDS - _TEXT:  # too many to tell; its calls count as one group's
                 return 0
             self._groups[key] = len(self._groups)
@@ -197,7 +196,7 @@ class RingReader:
         if len(self._map) < _RECORDS or self._map[:8] != MAGIC:
             raise InputError("is no ring of calls", file=path)
         self._capacity = (len(self._map) - _RECORDS) // _SLOT
-        self._known: dict[str, tuple[int, ...]] = {}
+        self._known: list[tuple[str, tuple[int, ...]]] = []
 
     def state(self) -> RingState:
         """What it says of its rank now."""
@@ -205,26 +204,32 @@ class RingReader:
             self._map, 0
         )
         with suppress(ValueError):  # it is being written: those known hold until the next look
-            found: dict[str, Any] = json.loads(self._map[_TEXT : _TEXT + length] or b"{}")
-            self._known = {name: tuple(members) for name, members in found.items()}
+            found: list[Any] = json.loads(self._map[_TEXT : _TEXT + length] or b"[]")
+            self._known = [(name, tuple(members)) for name, members in found]
         texts = (_string(place), _string(words))
-        return RingState(rank, pid, written, beat, left, bool(mark), *texts, self._known)
+        # Of two groups of one name the second one is.
+        return RingState(rank, pid, written, beat, left, bool(mark), *texts, dict(self._known))
 
     def call(self, number: int) -> RingCall | None:
-        """The call of a number; None where it was written over, or is being written."""
+        """The call of a number; None where it is gone, or is being written."""
         at = _RECORDS + number % self._capacity * _SLOT
         (now, sequence, group, mark, kind, label, *values) = _RECORD.unpack_from(self._map, at)
-        names = list(self._known)
         again = struct.unpack_from("<Q", self._map, at)[0]
-        if now != number + 1 or again != now or group >= len(names):
+        if now != number + 1 or again != now or group >= len(self._known):
             return None
         sent, asked, begun, ended, waited, awaited = values
-        name = names[group]
+        name, members = self._known[group]
         call = ObservedCall(
-            sequence, _string(kind), name, self._known[name], _string(label), sent,
+            sequence, _string(kind), name, members, _string(label), sent,
             asked, begun, ended, waited, awaited=awaited,
         )  # fmt: skip
         return RingCall(number, call, bool(mark))
+
+    def is_gone(self, number: int) -> bool:
+        """Whether another call was written over one; else it may be read again."""
+        at = _RECORDS + number % self._capacity * _SLOT
+        now: int = struct.unpack_from("<Q", self._map, at)[0]
+        return now > number + 1
 
     def since(self, number: int) -> range:
         """The numbers of the calls from this one on that are still there."""

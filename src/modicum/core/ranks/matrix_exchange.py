@@ -138,7 +138,7 @@ class MatrixExchange:
     ...     exchange.reduce(model)
     ...     optimizer.step()
     ...     exchange.commit()
-    ...     optimizer.zero_grad()
+    ...     model.zero_grad()
     """
 
     # Whether some of what is summed is known when a first sum is there alone.
@@ -246,6 +246,9 @@ class MatrixExchange:
 
     def reduce(self, model: nn.Module) -> None:
         """Make the gradients of a model's trained parameters their sums, all in one bucket.
+
+        Clear them all before the next pass, also those of parameters that the optimizer has not: a
+        sum to which a pass adds is summed again.
 
         Raises:
             InputError: as `meet`; or others are trained than those that ranks have compared.

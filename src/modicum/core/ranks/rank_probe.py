@@ -81,7 +81,9 @@ class RankProbe:
         self.rank, self.pid = state.rank, state.pid
         self._next, self._open = 0, dict[int, OpenCall]()
         self._messages = dict[int, OpenCall]()  # that have not ended, and that nobody waits for
+        self._unread = set[int]()  # that were being written
         self._entered: dict[str, int] = {}
+        self._members: dict[str, tuple[int, ...]] = {}
         self._process, self._since = "running", time.monotonic()
         self._starved = deque([(self._since, seconds_without_processor(self.pid))])
         self.exited: int | None = None
@@ -120,9 +122,9 @@ class RankProbe:
             place=_printable(state.place),
             entered=dict(_links_first(self._entered)[-MOST_GROUPS:]),
             members=dict(_links_first(state.groups)[-MOST_GROUPS:]),
-            open=tuple(list(self._open.values())[-MOST_OPEN:]),
+            open=_first_and_last(self._open),
             done=tuple(done),
-            unawaited=tuple(list(self._messages.values())[:MOST_OPEN]),
+            unawaited=tuple(self._messages[n] for n in sorted(self._messages)[:MOST_OPEN]),
         )
 
     def end(self, signal_number: int = signal.SIGKILL) -> None:
@@ -142,17 +144,25 @@ class RankProbe:
     def _calls(self, now: float) -> list[DoneCall]:
         fresh = self._ring.since(self._next)
         done: list[DoneCall] = []
-        for number in [*sorted([*self._open, *self._messages]), *fresh]:
+        for number in [*sorted({*self._open, *self._messages, *self._unread}), *fresh]:
             if len(done) == MOST_CALLS:
                 break
-            if number >= self._next:
-                self._next = number + 1
+            found = self._ring.call(number)
+            if found is None and not self._ring.is_gone(number):
+                if number >= self._next:  # what is known of another holds until the next look
+                    self._next = number + 1
+                    self._unread.add(number)
+                continue
+            self._next = max(self._next, number + 1)
+            self._unread.discard(number)
             self._open.pop(number, None)
             self._messages.pop(number, None)
-            found = self._ring.call(number)
             if found is None:
                 continue
             call = found.call
+            if self._members.setdefault(call.group, call.members) != call.members:
+                self._members[call.group] = call.members  # made anew, under the name of another
+                self._entered[call.group] = 0
             which = (call.group, call.sequence, _printable(call.kind), _printable(call.label))
             if call.done:
                 took = max(0.0, call.ended - call.begun)
@@ -167,6 +177,18 @@ class RankProbe:
             else:
                 self._open[number] = OpenCall(*which, max(0.0, now - since), call.bytes)
         return done
+
+
+def _first_and_last(calls: Mapping[int, Value]) -> tuple[Value, ...]:
+    """As many calls as a report has, by their numbers: what came first is what does not end.
+
+    >>> _first_and_last({number: number for number in range(20)})[6:10]
+    (6, 7, 12, 13)
+    """
+    numbers = sorted(calls)
+    if len(numbers) > MOST_OPEN:
+        numbers = numbers[: MOST_OPEN // 2] + numbers[-MOST_OPEN // 2 :]
+    return tuple(calls[number] for number in numbers)
 
 
 def _links_first(groups: Mapping[str, Value]) -> list[tuple[str, Value]]:

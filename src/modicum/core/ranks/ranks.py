@@ -28,7 +28,7 @@ from modicum.core.errors import InputError, Interrupted
 from modicum.core.ranks.environment import local_rank_and_size, meeting_place, rank_and_size
 from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.ranks.receipts import Receipts
-from modicum.core.torch_private import default_store
+from modicum.core.torch_private import default_store, met_store
 
 T = TypeVar("T")
 # How long ranks wait for each other to come.
@@ -206,12 +206,10 @@ class Ranks:
         """
         if self.alone:
             return work()
-        store = default_store()
-        # torchrun's store outlives ranks that are started again, and these count anew.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = met_store()
         with peer_errors():  # counted there, as a group may see more than one `Ranks`
-            turn = store.add(f"modicum/{attempt}/turns of {self.rank}", 1)
-        key = f"modicum/{attempt}/turn/{turn}"
+            turn = store.add(f"turns of {self.rank}", 1)
+        key = f"turn/{turn}"
         if self.first:
             result = work()
             with peer_errors():

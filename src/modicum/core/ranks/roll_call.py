@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from modicum.core.ranks.ranks import MEETING, PeerLost, host_key
-from modicum.core.torch_private import default_store
+from modicum.core.torch_private import default_store, met_store
 
 T = TypeVar("T")
 # How long ranks that have just met wait for one of which they hear nothing.
@@ -113,11 +113,11 @@ class RollCall:
 
     def _opened(self) -> dist.Store:
         """The part of the store that belongs to this roll call."""
-        store = default_store()
-        turn = store.add(f"modicum/roll calls of {self._rank}", 1)
-        store.set(host_key(self._rank), socket.gethostname())
+        store = met_store()
+        turn = store.add(f"roll calls of {self._rank}", 1)
+        default_store().set(host_key(self._rank), socket.gethostname())
         self._note_host(0)
-        return dist.PrefixStore(f"modicum/roll call/{turn}", store)
+        return dist.PrefixStore(f"roll call/{turn}", store)
 
     def _beat(self) -> None:
         count = 0
