@@ -26,7 +26,6 @@ import torch
 from comm_recipes import FULL_RUN, QUICK_RUN, in_the_trainer
 from common import RESULTS, alone, quiet, say, write_result
 
-from modicum.core.errors import InputError
 from modicum.core.machine import this_machine
 from modicum.proofs.comm.bounded_curve import (
     BAR,
@@ -36,6 +35,7 @@ from modicum.proofs.comm.bounded_curve import (
     on_a_pretended_link,
     on_shaped_links,
 )
+from modicum.proofs.comm.links import NoLinks
 from modicum.proofs.comm.step_bounds import StepRow as Row
 from modicum.proofs.comm.step_bounds import World, break_even
 from modicum.proofs.ranks import at_ranks
@@ -84,7 +84,7 @@ def curve(
     message = int(min(row["bytes"] / row["calls"] for row in first if row["calls"]))
     try:
         if not by_port:
-            raise InputError("pretended links were asked for")
+            raise NoLinks("pretended links were asked for")
         ports, off = on_shaped_links(world, asked, message, settled=settled)
         for ratio, part in off.items():
             say(f"ratio {ratio:g}: a cold message of {message} bytes is off by {part:+.1%}")
@@ -94,7 +94,7 @@ def curve(
             link = ports[ratio]["link"]
             alike = pretended(link["rate"], link["latency"])
             apart[str(ratio)] = _over(alike["arms"], ports[ratio]["arms"])
-    except InputError as error:
+    except NoLinks as error:  # what failed on links that there are is no reason to pretend some
         why = str(error)
         say(f"links are pretended: {why}")
         points |= {ratio: pretended(rate) for ratio, rate in asked.items()}
@@ -126,9 +126,13 @@ def _over(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> dict[str, float
 
 
 def summed(worlds: Mapping[str, Row]) -> Row:
-    """What the bars are asked of: the greatest step over its bound, by method, and the bytes."""
+    """What the bars are asked of: the greatest step over its bound, by method, and the bytes.
+
+    None: nothing of it was measured.
+    """
     greatest: dict[str, float] = {}
-    not_ledger, apart, over_ddp, payload = [], 0.0, dict[str, float](), [0.0]
+    not_ledger, apart, over_ddp = [], 0.0, dict[str, float]()
+    payload: list[float] = []
     over_acp: dict[str, float] = {}
     for world, found in worlds.items():
         for ratio, point in found["ratios"].items():
@@ -150,11 +154,11 @@ def summed(worlds: Mapping[str, Row]) -> Row:
         "bytes_other_than_the_ledger": not_ledger,
         "other_than_the_ledger": len(not_ledger),
         "dense_over_ddp": over_ddp,
-        "dense_is_as_fast_as_ddp": max(over_ddp.values(), default=1.0) <= OVER_DDP,
+        "dense_is_as_fast_as_ddp": max(over_ddp.values()) <= OVER_DDP if over_ddp else None,
         "powersgd_over_acp_sgd": over_acp,
-        "acp_sgd_is_faster": min(over_acp.values(), default=0.0) >= POWERSGD_OVER_ACP,
-        "greatest_payload_off_bytes": max(payload),
-        "device_counts_the_bytes": max(payload) <= DEVICE_OFF,
+        "acp_sgd_is_faster": min(over_acp.values()) >= POWERSGD_OVER_ACP if over_acp else None,
+        "greatest_payload_off_bytes": max(payload, default=None),
+        "device_counts_the_bytes": max(payload) <= DEVICE_OFF if payload else None,
         "pretended_off_shaped": apart or None,
         "pretended_is_shaped": apart <= APART if apart else None,
     }

@@ -84,16 +84,17 @@ def sources() -> str:
 
 
 def row(trials: list[Trial]) -> dict[str, Any]:
-    """What came of one kind of fault."""
+    """What came of one kind of fault; of one that nobody ever said no time is the greatest."""
     wrong = [each for each in trials if each["wrong"]]
     seconds = [each["seconds"] for each in trials if each["seconds"] is not None]
     ended = [each["ended"] for each in trials if each["ended"] is not None]
+    said_all, ended_all = (len(known) == len(trials) for known in (seconds, ended))
     return {
         "injected": len(trials),
         "right": len(trials) - len(wrong),
-        "greatest_seconds_to_the_sentence": max(seconds, default=None),
+        "greatest_seconds_to_the_sentence": max(seconds, default=None) if said_all else None,
         "median_seconds_to_the_sentence": median(seconds) if seconds else None,
-        "greatest_seconds_to_the_end": max(ended, default=None),
+        "greatest_seconds_to_the_end": max(ended, default=None) if ended_all else None,
         "resumed_to_the_bit": sum(each["resumed_to_the_bit"] for each in trials),
         "wrong": [
             {key: each[key] for key in ("rank", "step", "moment", "wrong", "said")}

@@ -24,7 +24,7 @@ import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ RESULT = RESULTS / "diagnosis.json"
 DOWN = {"a port is down": False, "a port is down, and another network is there": True}
 COST = "step watched over step not watched"
 SHARE, SOON, ENDED, ITERATIONS, MOST_COST = 0.95, 5.0, 10.0, 10, 1.01
+PROMISED = 20  # trials of a fault
 Findings = defaultdict[str, list[dict[str, Any]]]
 
 
@@ -134,6 +135,8 @@ def row(trials: list[dict[str, Any]]) -> dict[str, Any]:
     for figure in ("iterations", "seconds", "ended", "rate", "usual_rate"):
         values = [one[figure] for one in trials if one["right"] and one.get(figure) is not None]
         made |= {figure: spread(values)} if values else {}
+    if trials and "ended" in trials[0]:
+        made["did not end"] = sum(one.get("ended") is None for one in trials)
     if trials and "code_4" in trials[0]:
         who = "all others" if trials[0].get("kind") in FATAL else "all"
         made[f"{who} ended with 4"] = sum(one["code_4"] for one in trials)
@@ -160,6 +163,7 @@ def bars(table: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{fault}: all ended with 4", made["all ended with 4"] / made["trials"], least=SHARE
             )
             bar(f"{fault}: seconds to the end", _most(made, "ended"), most=ENDED)
+            bar(f"{fault}: did not end", made.get("did not end", 0), most=0)
         else:
             bar(f"{fault}: seconds", _most(made, "seconds"), most=SOON)
     for calm in ("nothing", "nothing, in a ring"):
@@ -261,13 +265,18 @@ def whole(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     costs = [table[name]["median"] for name in (COST, f"{COST}, in a ring") if name in table]
     return {
         "parts": dict(parts),
-        "complete": set(parts) == set(PARTS),
+        "complete": set(parts) == set(PARTS) and _are_many(table["faults"].values()),
         "least_share": min(
             (made["right"] / made["trials"] for made in table["faults"].values()), default=None
         ),
         "greatest_cost": max(costs) - 1 if costs else None,
         "bars": bars(table),
     }
+
+
+def _are_many(faults: Iterable[dict[str, Any]]) -> bool:
+    """Whether there are as many trials as the promise says."""
+    return all(made["trials"] >= PROMISED for made in faults)
 
 
 def main() -> None:

@@ -56,6 +56,13 @@ def test_the_sum_names_what_is_over_its_bound_and_off_its_ledger(bench) -> None:
     assert found["pretended_is_shaped"] is True
 
 
+def test_what_was_not_measured_holds_no_bar(bench) -> None:
+    row = {"over_bound": 1.0, "bytes_are_ledger": None, "step": 1.0, "wire": 0.0}
+    found = bench.main.summed({"sleeping": {"ratios": {"3.0": {"none": 1, "arms": {"ours": row}}}}})
+    for bar in ("dense_is_as_fast_as_ddp", "acp_sgd_is_faster", "device_counts_the_bytes"):
+        assert found[bar] is None
+
+
 def test_recipes_differ_in_their_exchange_alone(bench, tmp_path) -> None:
     from modicum.recipe import Recipe
 

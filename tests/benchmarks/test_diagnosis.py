@@ -53,6 +53,14 @@ def test_rows_have_what_their_trials_found(bench) -> None:
             "a port is down: all ended with 4",
         ),
         (
+            {
+                "a port is down": [
+                    {"right": True, "ended": each, "code_4": True} for each in (8, None)
+                ]
+            },
+            "a port is down: did not end",
+        ),
+        (
             {"killed": [{"kind": "killed", "right": True, "seconds": 5.5, "code_4": True}]},
             "killed: seconds",
         ),
@@ -70,7 +78,9 @@ def test_alarms_and_cost_count(bench) -> None:
     assert missed == ["nothing, in a ring: alarms", bench.COST, "alarms before faults"]
 
 
-def test_a_part_measured_later_joins_what_the_result_has(bench) -> None:
+def test_a_part_measured_later_joins_what_the_result_has(
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ports = table(bench) | {"wrong": []}
     missed = [{"kind": "killed", "right": n > 0, "seconds": 2.0, "code_4": True} for n in range(4)]
     none = {"faults": {}, "alarms before faults": 0, "wrong": []}
@@ -87,6 +97,9 @@ def test_a_part_measured_later_joins_what_the_result_has(bench) -> None:
     assert only_fatal["greatest_cost"] is None
     assert only_rest["least_share"] is None
     assert not only_fatal["complete"]
+    together = bench.whole({"ports": ports, "fatal": fatal, "rest": rest, "slow": none})
+    assert not together["complete"]  # the promise says how many trials
+    monkeypatch.setattr(bench, "PROMISED", 3)
     together = bench.whole({"ports": ports, "fatal": fatal, "rest": rest, "slow": none})
     assert together["complete"]
     assert together["least_share"] == 0.75

@@ -413,7 +413,7 @@ def test_on_a_terminal_a_line_says_how_far_the_measuring_is(folder, monkeypatch,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     machine_record(again=True, say=quiet)
     shown = capsys.readouterr().err
-    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 8 parts measured", shown)
+    assert re.search(r"\r\x1b\[K  \d+ s, 2 of 9 parts measured", shown)
     assert shown.endswith("\r\x1b[K")
 
 

@@ -51,6 +51,24 @@ def test_long_runs_of_bytes_stay_characters(with_bytes: Tokenizer, text: str) ->
     assert found == with_bytes.decode(ids) == text.removeprefix(" ")
 
 
+@given(text=st.text(st.sampled_from("to be日é"), max_size=80), places=st.integers(1, 90))
+@example(text="to be", places=2)
+@same_tokenizer
+def test_what_continues_a_text_keeps_its_first_blank(
+    with_bytes: Tokenizer, text: str, places: int
+) -> None:
+    ids = with_bytes.encode(text)
+    before, rest = ids[:places], ids[places:]
+    known = with_bytes.decode(before)
+    if known.endswith("�"):  # within a character
+        return
+    stream = TextStream(with_bytes, after=before)
+    found = "".join(map(stream.add, rest)) + stream.finish()
+    assert known + found == with_bytes.decode(ids)
+    assert stream.length == len(found)
+    assert known + with_bytes.decode_after(before, rest) == with_bytes.decode(ids)
+
+
 def test_what_may_begin_a_stop_is_held_back(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer, ["be or"])
     pieces = [stream.add(token) for letter in "to be o" for token in tokenizer.encode(letter)]

@@ -74,12 +74,7 @@ def test_what_is_sent_is_what_the_ledger_says_to_the_byte(
     said = {row["collective"]: row["predicted_bytes"] for row in found["rows"]}
     assert sum(said.values()) == planned["wire_bytes"] > 0
     for row in found["rows"]:
-        if way == "acp_sgd" and row["collective"] == "all-reduce":
-            assert row["bytes"] == pytest.approx(
-                row["predicted_bytes"], rel=0.5
-            )  # factors by turns
-        else:
-            assert row["bytes"] == row["predicted_bytes"], row
+        assert row["bytes"] == row["predicted_bytes"], row
         assert row["calls"] == row["predicted_calls"], row
     assert 0 < found["agreement"]["bytes"] < 0.01 * planned["wire_bytes"]
     labels = {call["label"] for row in rows(folder, "wire") for call in row["calls"]}

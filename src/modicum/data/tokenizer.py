@@ -245,6 +245,15 @@ class Tokenizer:
         """The text of `ids`; bytes that are no complete character become U+FFFD."""
         return self.inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text that `ids` add to that of the tokens before them.
+
+        Some decoders drop a blank at the begin of a text, which is none in the middle of one.
+        """
+        known = self.decode(before)
+        text = self.decode([*before, *ids])
+        return text[len(known) :] if text.startswith(known) else self.decode(ids)
+
     def token(self, token_id: int) -> str | None:
         """The vocabulary's spelling of one id, or None when it has no such id."""
         return self.inner.id_to_token(token_id)

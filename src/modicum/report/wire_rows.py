@@ -17,8 +17,8 @@ _NOTHING = {"calls": 0.0, "bytes": 0.0, "waited": 0.0}
 def wire(run: FolderContents) -> dict[str, Any] | None:
     """What the page and `--json` say of it; None where the run has one rank, or does not say.
 
-    `rows` compare an update's bytes and calls by collective: the median of those that the file has
-    in full, and the last plan's. What ranks exchange to agree on something is apart.
+    `rows` compare an update's bytes and calls by collective: what those that the file has in full
+    usually have, and the last plan's. What ranks exchange to agree on something is apart.
     """
     updates = [row for row in run.wire if listing(row, "calls")]
     if not updates:
@@ -62,9 +62,18 @@ def _sums(row: JsonObject) -> dict[str, dict[str, float]]:
 
 
 def _usual(sums: Iterable[dict[str, float]]) -> dict[str, Any]:
-    """What an update usually has: medians of counts, the mean of the time waited."""
+    """What an update usually has: medians of counts, the mean of the time waited.
+
+    Some methods send one thing in odd updates and another in even ones, so the counts are means of
+    two updates that follow one another in the file.
+    """
     found = list(sums)
-    usual = {name: as_count(median(each[name] for each in found)) for name in ("calls", "bytes")}
+    latest = found[len(found) % 2 :] or found
+    usual = {}
+    for name in ("calls", "bytes"):
+        counts = [each[name] for each in latest]
+        pairs = zip(counts[::2], counts[1::2] or counts, strict=True)
+        usual[name] = as_count(median(map(mean, pairs)))
     return usual | {"waited": mean(each["waited"] for each in found)}
 
 

@@ -129,6 +129,9 @@ def _tokens(served: ServedModels, prompt: Prompt) -> tuple[int, ...]:
 class Choices:
     """The choices of a request while they are made.
 
+    Args:
+        continues: whether they are parts of the prompt's text, and no answers to it.
+
     Attributes:
         completion_tokens: how many tokens were made so far.
     """
@@ -136,6 +139,7 @@ class Choices:
     served: ServedModels
     requests: Sequence[TokenRequest]
     stops: Sequence[str] = ()
+    continues: bool = False
     completion_tokens: int = field(default=0, init=False)
 
     async def pieces(self, thread: EngineThread) -> AsyncGenerator[ChoicePiece]:
@@ -148,7 +152,9 @@ class Choices:
         """
         loop, heard = asyncio.get_running_loop(), asyncio.Queue[tuple[str, EngineEvent]]()
         waiting = {
-            request.id: _Choice(index, self.served, self.stops)
+            request.id: _Choice(
+                index, self.served, self.stops, request.prompt if self.continues else ()
+            )
             for index, request in enumerate(self.requests)
         }
 
@@ -178,9 +184,11 @@ class Choices:
 class _Choice:
     """One choice between two of its tokens."""
 
-    def __init__(self, index: int, served: ServedModels, stops: Sequence[str]) -> None:
+    def __init__(
+        self, index: int, served: ServedModels, stops: Sequence[str], after: Sequence[int] = ()
+    ) -> None:
         self._index, self._tokenizer = index, served.tokenizer
-        self._stream = TextStream(served.tokenizer, stops)
+        self._stream = TextStream(served.tokenizer, stops, after)
         self._given = 0
         self._held: list[ShownToken] = []
 

@@ -80,7 +80,7 @@ class Conversation:
             generator.manual_seed(seed)
         self._take(prompt)
         written: list[int] = []
-        text = TextStream(self.tokenizer)
+        text = TextStream(self.tokenizer, after=() if self.template else self.history)
         try:
             for token in self._tokens(max_tokens, temperature, top_p, generator):
                 written.append(token)

@@ -99,7 +99,7 @@ class Endpoint:
         requests = await asyncio.to_thread(
             token_requests, self._served, asked, self._default_tokens
         )
-        choices = Choices(self._served, requests, asked.stop)
+        choices = Choices(self._served, requests, asked.stop, continues=kind is AskedText)
         shape = AnswerShape(
             asked.model, chat=kind is AskedAnswer, shows_tokens=asked.likeliest is not None
         )

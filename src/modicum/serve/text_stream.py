@@ -19,6 +19,7 @@ class TextStream:
 
     Args:
         stops: the text ends before the first of these that appears.
+        after: tokens of the text that this one continues: some decoders drop a blank at the begin.
 
     Attributes:
         stopped: whether one has appeared.
@@ -33,10 +34,14 @@ class TextStream:
     True
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), after: Sequence[int] = ()
+    ) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._ids: list[int] = []  # the last tokens; the text of the first ones was given out
-        self._known = ""  # their text, as far as it is certain
+        # The last tokens; the text of the first ones was given out.
+        self._ids = list(after[-_WINDOW:])
+        # Their text, as far as it is certain.
+        self._known = tokenizer.decode(self._ids) if self._ids else ""
         self._held = ""
         self.stopped = self.unfinished = False
         self.length = self._waiting = 0

@@ -311,7 +311,7 @@ class CausalLM(Task[Decoder, Batch, TextInputs]):
                 tokens = list[int]()
                 with suppress(NotFinite):  # it has diverged, which losses tell; nothing follows
                     tokens.extend(written)
-                found.append({"prompt": prompt, "text": tokenizer.decode(tokens)})
+                found.append({"prompt": prompt, "text": tokenizer.decode_after(ids, tokens)})
         return found
 
     def export(

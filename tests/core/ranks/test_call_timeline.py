@@ -6,6 +6,7 @@ from itertools import count
 
 from modicum.core.ranks.call_timeline import MOST_OF_UPDATE, CallTimeline
 from modicum.core.ranks.observed_calls import ObservedCall
+from modicum.report.wire_rows import _usual
 
 
 def call(asked: float = 0.0, sent: int = 10, ended: float | None = 0.5) -> ObservedCall:
@@ -15,11 +16,11 @@ def call(asked: float = 0.0, sent: int = 10, ended: float | None = 0.5) -> Obser
     return made
 
 
-def run(timeline: CallTimeline, first: int, last: int, calls: int = 1) -> None:
+def run(timeline: CallTimeline, first: int, last: int, calls: int = 1, sent: int = 10) -> None:
     for step in range(first, last + 1):
         with timeline.update(step):
             for _ in range(calls):
-                timeline.began(call())
+                timeline.began(call(sent=sent))
 
 
 def test_times_are_those_since_the_update_began() -> None:
@@ -117,12 +118,12 @@ def test_a_run_that_resumes_continues_its_rows() -> None:
     before = CallTimeline(most=40)
     run(before, 1, 100)
     before.finish()
-    kept = [row for row in before.rows if row["step"] <= 64]
+    kept = [row for row in before.rows if row["step"] <= 81]
     after = CallTimeline(kept, most=40)
     assert after.every == before.every
-    run(after, 65, 100)
+    run(after, 82, 100)
     after.finish()
-    assert after.rows[-1]["so_far"]["updates"] == kept[-1]["so_far"]["updates"] + 36
+    assert after.rows[-1]["so_far"]["updates"] == kept[-1]["so_far"]["updates"] + 19
     steps = [row["step"] for row in after.rows]
     assert steps == sorted(set(steps))
     assert sum(1 + len(row["calls"]) for row in after.rows) <= 40
@@ -135,5 +136,16 @@ def test_what_is_to_be_written_is_said_once() -> None:
     run(timeline, 4, 5)
     rows, dropped = timeline.written()
     assert dropped
-    assert [row["step"] for row in rows] == [2, 4]
+    assert [row["step"] for row in rows] == [3]
     assert timeline.written() == ([], False)
+
+
+def test_what_is_sent_in_turns_by_odd_and_even_updates_is_kept_of_both() -> None:
+    timeline = CallTimeline(most=20)
+    for step in range(1, 101):
+        run(timeline, step, step, sent=1000 if step % 2 else 10)
+    timeline.finish()
+    sent = [{"calls": 1.0, "bytes": row["calls"][0]["bytes"], "waited": 0} for row in timeline.rows]
+    assert timeline.every > 1
+    for kept in range(2, len(sent)):  # the last update is kept whatever its number
+        assert _usual(sent[:kept])["bytes"] == 505

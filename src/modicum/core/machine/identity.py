@@ -18,7 +18,7 @@ from modicum.core.errors import InputError
 from modicum.core.files import regular, user_cache
 from modicum.core.heap import HUGE_PAGE, mapped_from
 
-_FORMAT = 15
+_FORMAT = 16
 # What of the environment changes what a process holds, or which kernels run.
 _VARIABLES = (
     "GLIBC_TUNABLES",

@@ -62,8 +62,9 @@ class _UpdateCalls:
 class CallTimeline:
     """An observer that keeps the calls of updates, as rows of plain values.
 
-    Of a long run it keeps those of every n-th update: n begins at 1, and doubles whenever the rows
-    come to hold more than `most` calls; then the updates between are dropped. The last update is
+    Of a long run it keeps those of every n-th update: n begins at 1, and triples whenever the rows
+    come to hold more than `most` calls; then the updates between are dropped. So n is odd, and of
+    what is sent in turns by odd and by even updates both are kept. The last update is
     kept in any case. What all updates together and what is between them sent is in each row's
     `so_far`.
 
@@ -165,8 +166,8 @@ class CallTimeline:
             self._thin()
 
     def _thin(self) -> None:
-        """Keep every second update of those that are kept; of one alone, that one."""
-        self.every *= 2
+        """Keep every third update of those that are kept; of one alone, that one."""
+        self.every *= 3
         kept = [row for row in self.rows if row["step"] % self.every == 0] or self.rows[-1:]
         self.rows = [{**row, "every": self.every} for row in kept]
         self._held = sum(1 + len(row["calls"]) for row in self.rows)

@@ -132,7 +132,7 @@ def judged(
         "busy": row["busy"],
         "bytes": sent,
         "ledger": row["said"],
-        "bytes_are_ledger": sent == row["said"] if row["bytes"] else None,
+        "bytes_are_ledger": sent == row["said"] if row["bytes"] or row["said"] else None,
         "device_over_bytes": row["device"] / sent if row["device"] and sent else None,
         "payload_over_bytes": row["payload"] / sent if row["payload"] and sent else None,
         "calls": row["calls"],
