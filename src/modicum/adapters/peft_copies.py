@@ -25,15 +25,19 @@ def stored_copies(
     """By plain name, what the file has of parameters that were trained in full.
 
     Those are all in the modules whose names end as `modules_to_save` says, and in a model's heads.
+    PEFT keeps a classifier's last layers alone: a pooler before them that it did not train is the
+    base's.
 
     Raises:
         InputError: the file lacks one of them, or has it in another shape.
     """
     ends, own = tuple(config.get("modules_to_save") or ()), trained_heads(model)
+    there = {path for path in own if any(key.startswith(f"{PREFIX}{path}.") for key in tensors)}
+    needed = {path for path in own if path in there or "pooler" not in path.split(".")}
     found = {}
     for path, module in model.named_modules():
         inside = "layers_by_adapter" in path.split(".")
-        if inside or not (plain_name(path).endswith(ends) or path in own):
+        if inside or not (plain_name(path).endswith(ends) or path in needed):
             continue
         for leaf, parameter in module.named_parameters():
             if "layers_by_adapter" in leaf.split("."):

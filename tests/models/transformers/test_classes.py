@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from classifiers import base_folder
 
+from modicum.adapters.files import read_stored
 from modicum.core.errors import InputError
 from modicum.core.layers.meta import materialise, on_meta
 from modicum.models.transformers.classes import (
@@ -144,3 +146,22 @@ def test_no_text_is_so_long_that_others_in_its_batch_would_have_other_positions(
     scaled = {**raw, "rope_scaling": {"type": "longrope", **factors}}
     found = [longest(TransformersConfig(each, head="classes")) for each in (raw, scaled)]
     assert found == [64, 24]
+
+
+def test_peft_keeps_the_last_layer_of_a_classifier_and_no_pooler(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = base_folder(tmp_path / "base", "bert")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"])
+    peft.get_peft_model(theirs, lora).save_pretrained(tmp_path / "adapter")
+    config = classifier_config(base, ("animals", "plants"), 0)
+    with on_meta():
+        model = build(config)
+    stored = read_stored(tmp_path / "adapter", model)
+    assert {"classifier.weight", "classifier.bias"} <= set(stored.method.also)
+    assert not any("pooler" in name for name in stored.method.also)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    safetensors.torch.save_file({k: t for k, t in tensors.items() if "classifier" not in k}, file)
+    with pytest.raises(InputError, match="lacks the classifier's head"):
+        read_stored(tmp_path / "adapter", model)
