@@ -36,6 +36,8 @@ def test_nobody_meters_ddp_whose_bytes_and_calls_are_in_closed_form() -> None:
     assert world.buckets("ddp") == 4
     assert row["wire"] == pytest.approx(1.0 + 0.01 * 2 * 4)
     assert row["bytes_are_ledger"] is None
+    nothing = judged(world, "dense_fp32", measured(bytes=0.0), 1.0, link)
+    assert nothing["bytes_are_ledger"] is False  # the meter is at fault, or nothing was sent
 
 
 def test_a_chain_begins_with_the_first_gradients() -> None:

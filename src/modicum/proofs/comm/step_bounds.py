@@ -114,7 +114,8 @@ def judged(
     buckets, ring = world.buckets(label), row["ring_steps"]
     if label == "ddp":  # which nobody meters
         ring = 2 * (world.ranks - 1) * buckets
-    sent = row["bytes"] or row["said"]
+    metered = label != "ddp"
+    sent = row["bytes"] if metered else row["said"]
     wire = link["latency"] * ring + sent / link["rate"]
     bound, step = max(none, wire), median(row["seconds"])
     must = halves(none, wire)
@@ -132,7 +133,7 @@ def judged(
         "busy": row["busy"],
         "bytes": sent,
         "ledger": row["said"],
-        "bytes_are_ledger": sent == row["said"] if row["bytes"] or row["said"] else None,
+        "bytes_are_ledger": sent == row["said"] if metered else None,
         "device_over_bytes": row["device"] / sent if row["device"] and sent else None,
         "payload_over_bytes": row["payload"] / sent if row["payload"] and sent else None,
         "calls": row["calls"],
