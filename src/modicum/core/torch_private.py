@@ -13,7 +13,6 @@ which are there to be overridden.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -249,17 +248,6 @@ def default_store() -> Store:
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store()
-
-
-def met_store() -> Store:
-    """The part of it that belongs to this start of the ranks.
-
-    torchrun's store outlives ranks that are started again, and these count their turns anew.
-    """
-    import torch.distributed as dist
-
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"modicum/{attempt}", default_store())
 
 
 def call_timeout() -> timedelta | None:

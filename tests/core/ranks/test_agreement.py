@@ -22,10 +22,10 @@ from modicum.core.contracts.strategy import Strategy
 from modicum.core.errors import InputError
 from modicum.core.ranks.agreement import same_terms
 from modicum.core.ranks.ddp_hook import DDPHook
+from modicum.core.ranks.environment import met_store
 from modicum.core.ranks.exchange import ExchangeContext
 from modicum.core.ranks.layout import Layout
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.torch_private import met_store
 from modicum.parallel.replicated import Replicated
 
 pytestmark = pytest.mark.ranks

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from modicum.core.contracts.parameters import trainable
 from modicum.core.errors import InputError
+from modicum.core.ranks.environment import met_store
 from modicum.core.ranks.ranks import Ranks
-from modicum.core.torch_private import met_store
 
 _NAMED = 3
 

@@ -6,8 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from modicum.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 _WHERE = "the environment"
 _START = "start ranks with `--ranks N` or torchrun, which set it"
@@ -100,3 +104,16 @@ def _number(
             allowed=f"{least} or more" if below is None else f"{least} to {below - 1}",
         )
     return number
+
+
+def met_store() -> Store:
+    """The part of the store by which ranks met that belongs to this start of them.
+
+    torchrun's store outlives ranks that are started again, and these count their turns anew.
+    """
+    import torch.distributed as dist
+
+    from modicum.core.torch_private import default_store
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"modicum/{attempt}", default_store())

@@ -25,10 +25,15 @@ from torch import Tensor
 
 from modicum.core.clock import JOINING, WAITING, WIRE, Clock
 from modicum.core.errors import InputError, Interrupted
-from modicum.core.ranks.environment import local_rank_and_size, meeting_place, rank_and_size
+from modicum.core.ranks.environment import (
+    local_rank_and_size,
+    meeting_place,
+    met_store,
+    rank_and_size,
+)
 from modicum.core.ranks.observed_calls import AGREEMENT, naming
 from modicum.core.ranks.receipts import Receipts
-from modicum.core.torch_private import default_store, met_store
+from modicum.core.torch_private import default_store
 
 T = TypeVar("T")
 # How long ranks wait for each other to come.

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from modicum.core.ranks.environment import met_store
 from modicum.core.ranks.ranks import MEETING, PeerLost, host_key
-from modicum.core.torch_private import default_store, met_store
+from modicum.core.torch_private import default_store
 
 T = TypeVar("T")
 # How long ranks that have just met wait for one of which they hear nothing.
